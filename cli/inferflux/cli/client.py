@@ -171,6 +171,10 @@ class Client:
         reply = await self._call(lambda to: to.models.ListModels, model_pb2.ListModelsRequest())
         return list(reply.models)
 
+    async def model(self, name: str) -> model_pb2.Model:
+        """A known model, served or not."""
+        return (await self._call(self._models.GetModel, model_pb2.GetModelRequest(name=name))).model
+
     async def load_model(self, request: model_pb2.LoadModelRequest) -> model_pb2.Model:
         """Have a model loaded; returns it as it is when that has begun."""
         reply = await self._call(lambda to: to.models.LoadModel, request, timeout_s=_LOAD_LIMIT_S)

@@ -21,7 +21,7 @@ from . import store
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, as_dict, make_console, print_json, with_client
 from .errors import CommandError
-from .tables import models_table
+from .tables import model_view, models_table
 
 _LOOK_INTERVAL_S = 0.2
 # A model that no host has reported for this long is gone.
@@ -63,6 +63,26 @@ def list_models(
             make_console().print(models_table(known))
         else:
             raise CommandError("no model is known at present: inferctl models load FILE")
+
+    with_client(run, endpoint, api_key, state_dir)
+
+
+@models.command()
+def show(
+    name: Annotated[str, typer.Argument(help="The model, or another name of it.")],
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """Show what a model is, what it can do, and where its files are."""
+
+    async def run(client: Client) -> None:
+        model = await client.model(name)
+        if as_json:
+            print_json(model)
+        else:
+            make_console().print(model_view(model))
 
     with_client(run, endpoint, api_key, state_dir)
 

@@ -54,6 +54,52 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
     return table
 
 
+def model_view(model: model_pb2.Model) -> RenderableType:
+    """One model: what it is and can do, and where it is."""
+    card = model.card
+    about = Table.grid(padding=(0, 2))
+    rows = (
+        ("model", _names(model)),
+        ("state", _state(model)),
+        ("digest", card.digest),
+        ("architecture", escape(" ".join(filter(None, (card.architecture, card.quantization))))),
+        ("parameters", _scaled(card.parameters, 1000, ("", " k", " M", " B"))),
+        ("experts", f"{card.n_active_experts} of {card.n_experts} for a token" if card.n_experts else ""),
+        ("size", bytes_words(card.size_bytes)),
+        ("context", f"{card.context_length:,}"),
+        ("KV of a token", bytes_words(card.kv_bytes_per_token) if card.kv_bytes_per_token else ""),
+        ("can", ", ".join(abilities(card))),
+    )
+    for name, words in rows:
+        if words:
+            about.add_row(f"[dim]{name}[/]", words)
+    places = make_table("host", "state", ">needs", "file")
+    for place in model.places:
+        places.add_row(
+            escape(place.host_id),
+            _styled(_word(place.state)),
+            bytes_words(place.needs_bytes) if place.needs_bytes else "",
+            escape(place.path),
+        )
+    return Group(about, places) if model.places else about
+
+
+def abilities(card: model_pb2.ModelCard) -> list[str]:
+    """What requests may ask of a model, in words."""
+    if card.role == model_pb2.MODEL_ROLE_EMBEDDING:
+        return ["embed"]
+    if card.role == model_pb2.MODEL_ROLE_RERANK:
+        return ["rerank"]
+    known = (
+        ("chat", card.has_chat_template),
+        ("tools", card.can_call_tools),
+        ("constraints", card.can_constrain),
+        ("images", card.takes_images),
+        ("speculation", card.can_speculate),
+    )
+    return [word for word, holds in known if holds]
+
+
 def _names(model: model_pb2.Model) -> str:
     """Its name, the others and its adapters below it, and what else is said of it."""
     marks = [mark for mark, holds in (("default", model.is_default), ("pinned", model.is_pinned)) if holds]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import chat_templates
 from harness.gguf_files import (
     DIM,
     TOKENS,
@@ -248,3 +249,23 @@ async def test_a_worker_that_is_ready_really_serves(
         stream.close()
     finally:
         worker.kill()
+
+
+@pytest.mark.parametrize(
+    ("template", "can_call_tools"),
+    [
+        (chat_templates.QWEN25, True),
+        (chat_templates.CHATML, False),
+        ("{% if", False),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", False),
+        ("{% set x = ['a' * 99999999] * 99 %}{{ x | join }}", False),
+    ],
+    ids=["tools", "no tools", "broken", "endless", "huge"],
+)
+async def test_a_file_says_whether_requests_may_have_tools(
+    tmp_path: Path, template: str, can_call_tools: bool
+) -> None:
+    made = Gguf({**GOOD.metadata, "tokenizer.chat_template": text(template)}, GOOD.tensors)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(made.data())
+    assert (await probe_model_file(path)).facts.can_call_tools is can_call_tools

@@ -107,6 +107,7 @@ async def test_it_offers_its_tokenizer_under_the_digest_of_its_card(
     vocab = Vocab.load(path)
     assert vocab.size == card.vocabulary_size
     assert card.has_chat_template
+    assert card.can_speculate
     vocab.close()
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from inferflux.cli.errors import CommandError
 from inferflux.cli.models import _is_loaded, _is_unloaded
-from inferflux.cli.tables import models_table
+from inferflux.cli.tables import abilities, model_view, models_table
 from inferflux.v1 import model_pb2
 
 CARD = model_pb2.ModelCard(
@@ -90,3 +90,30 @@ def test_a_model_is_unloaded_when_the_hosts_that_are_meant_have_not_loaded_it() 
     ):
         assert _is_unloaded(on_hosts(g="REGISTERED", h=state), "") is is_unloaded
         assert _is_unloaded(on_hosts(g="READY", h=state), "h") is is_unloaded
+
+
+def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:
+    model = model_pb2.Model()
+    model.CopyFrom(READY)
+    model.card.MergeFrom(
+        model_pb2.ModelCard(
+            has_chat_template=True, can_call_tools=True, can_speculate=True, takes_images=True
+        )
+    )
+    model.places[0].path = "/models/[chat].gguf"
+    console = Console(width=100, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(model_view(model))
+    said = capture.get()
+    assert "chat, tools, images, speculation" in said
+    assert "/models/[chat].gguf" in said
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [(model_pb2.MODEL_ROLE_EMBEDDING, ["embed"]), (model_pb2.MODEL_ROLE_RERANK, ["rerank"])],
+)
+def test_a_model_that_does_not_generate_can_do_one_thing(
+    role: model_pb2.ModelRole.ValueType, words: list[str]
+) -> None:
+    assert abilities(model_pb2.ModelCard(role=role, has_chat_template=True)) == words

@@ -74,6 +74,7 @@ REFUSED: dict[str, tuple[host_pb2.HostStatus, str]] = {
     "no state": (status(hosted(state=model_pb2.MODEL_STATE_UNSPECIFIED)), "models.state"),
     "an unknown state": (status(hosted(state=77)), "models.state"),
     "a long reason": (status(hosted(reason="r" * 2000)), "models.reason"),
+    "a long path": (status(hosted(path="/" * 5000)), "models.path"),
     "since long before": (status(hosted(since_unix_ms=-5)), "models.since_unix_ms"),
     "another host's worker": (status(hosted(worker_id="w")), "models.worker_id"),
     "an odd worker": (status(hosted(worker_id="h.>")), "models.worker_id"),

@@ -7,9 +7,9 @@ import json
 import pytest
 from harness import chat_templates
 
+from inferflux.common.chat_templates.probe import reasoning_of, tool_support
+from inferflux.common.chat_templates.templates import ChatTemplate
 from inferflux.gateway.template_messages import template_messages, template_tools
-from inferflux.gateway.template_probe import reasoning_of, tool_support
-from inferflux.gateway.templates import ChatTemplate
 from inferflux.v1 import generation_pb2, inference_pb2
 
 HERMES, LLAMA3, MISTRAL = (

@@ -14,7 +14,9 @@ from inferflux.worker.model_file import ModelFileError, read_model_file
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 
 
-def write_model(path: Path, *, scale: float = 1.0, name: str = "small") -> Path:
+def write_model(
+    path: Path, *, scale: float = 1.0, name: str = "small", template: str = "{{ messages }}"
+) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(name)
     writer.add_context_length(64)
@@ -27,7 +29,7 @@ def write_model(path: Path, *, scale: float = 1.0, name: str = "small") -> Path:
     writer.add_token_types([1] * len(letters) + [3])
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(len(letters))
-    writer.add_chat_template("{{ messages }}")
+    writer.add_chat_template(template)
     writer.add_tensor("token_embd.weight", np.full((4, 8), scale, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

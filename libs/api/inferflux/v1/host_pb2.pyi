@@ -104,6 +104,7 @@ class HostedModel(_message.Message):
     ALIASES_FIELD_NUMBER: _builtins.int
     IS_DEFAULT_FIELD_NUMBER: _builtins.int
     RETRY_UNIX_MS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     state: _model_pb2.ModelState.ValueType
     reason: _builtins.str
     """Why it could not be loaded, or, while it is loading, why its engine is started again; empty otherwise."""
@@ -121,6 +122,8 @@ class HostedModel(_message.Message):
     """Requests that name no model mean this one."""
     retry_unix_ms: _builtins.int
     """When a failed model that is pinned is tried again, by the host's clock; 0: when a request or a command asks."""
+    path: _builtins.str
+    """Where its file is, on the host's machine."""
     @_builtins.property
     def card(self) -> _model_pb2.ModelCard:
         """As the file says; limits that only a loaded model knows are those of the last time."""
@@ -143,10 +146,11 @@ class HostedModel(_message.Message):
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         is_default: _builtins.bool = ...,
         retry_unix_ms: _builtins.int = ...,
+        path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "card", b"card", "is_default", b"is_default", "is_pinned", b"is_pinned", "load_s", b"load_s", "needs_bytes", b"needs_bytes", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "card", b"card", "is_default", b"is_default", "is_pinned", b"is_pinned", "load_s", b"load_s", "needs_bytes", b"needs_bytes", "path", b"path", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -130,6 +130,8 @@ class ModelCard(_message.Message):
     N_EXPERTS_FIELD_NUMBER: _builtins.int
     N_ACTIVE_EXPERTS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    CAN_CALL_TOOLS_FIELD_NUMBER: _builtins.int
+    CAN_SPECULATE_FIELD_NUMBER: _builtins.int
     TAKES_IMAGES_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
@@ -154,6 +156,10 @@ class ModelCard(_message.Message):
     n_active_experts: _builtins.int
     kv_bytes_per_token: _builtins.int
     """Memory that keys and values of one token take; 0 where a sequence has a state instead, or that is not known."""
+    can_call_tools: _builtins.bool
+    """Whether requests may have tools: its chat template shows them, and spells calls in a known way."""
+    can_speculate: _builtins.bool
+    """Whether several tokens can be drafted and verified at once; unset before it was loaded."""
     takes_images: _builtins.bool
     """Whether it has a projector for images, and, once it was loaded, how prompts hold them."""
     role: Global___ModelRole.ValueType
@@ -182,17 +188,21 @@ class ModelCard(_message.Message):
         n_experts: _builtins.int = ...,
         n_active_experts: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
+        can_call_tools: _builtins.bool = ...,
+        can_speculate: _builtins.bool | None = ...,
         takes_images: _builtins.bool = ...,
         images: _generation_pb2.ImageShape | None = ...,
         role: Global___ModelRole.ValueType = ...,
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___AdapterCard] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate", "images", b"images"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "can_constrain", b"can_constrain", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
+    _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__can_speculate) -> _WhichOneofReturnType__can_speculate | None: ...
 
 Global___ModelCard: _TypeAlias = ModelCard  # noqa: Y015
 
@@ -291,6 +301,7 @@ class ModelPlace(_message.Message):
     NEEDS_BYTES_FIELD_NUMBER: _builtins.int
     RETRY_UNIX_MS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     state: Global___ModelState.ValueType
     reason: _builtins.str
@@ -301,6 +312,8 @@ class ModelPlace(_message.Message):
     """When it is tried again although nothing asks for it, by the host's clock; 0: it is not."""
     digest: _builtins.str
     """Of the file that the host has under this name."""
+    path: _builtins.str
+    """Where the file is, on the host's machine."""
     def __init__(
         self,
         *,
@@ -311,10 +324,11 @@ class ModelPlace(_message.Message):
         needs_bytes: _builtins.int = ...,
         retry_unix_ms: _builtins.int = ...,
         digest: _builtins.str = ...,
+        path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "host_id", b"host_id", "needs_bytes", b"needs_bytes", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "host_id", b"host_id", "needs_bytes", b"needs_bytes", "path", b"path", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ from inferflux.common.checks import (
     check_token,
 )
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.hosts import MAX_ALIASES
+from inferflux.common.hosts import MAX_ALIASES, MAX_PATH_BYTES
 from inferflux.common.model_sources import parse_source
 from inferflux.v1 import admin_pb2, model_pb2, scheduler_pb2
 
@@ -36,7 +36,6 @@ from inferflux.v1 import admin_pb2, model_pb2, scheduler_pb2
 MAX_THRESHOLD = 1000
 MAX_TIMESLICE_TOKENS = 1_000_000
 MAX_HAND_OVER_MS = 86_400_000
-MAX_PATH_BYTES = 4096
 # As `cache_scope_of` makes them.
 MAX_SCOPE_BYTES = 128
 

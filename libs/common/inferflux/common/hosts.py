@@ -24,6 +24,7 @@ LONGEST_HOST_ID = 60
 MAX_JOBS = 256
 MAX_JOB_TEXT_BYTES = 8192
 MAX_REASON_BYTES = 1024
+MAX_PATH_BYTES = 4096
 MAX_BYTES = 1 << 60
 """More memory than any machine has: what would take more is said to take this much."""
 _MAX_S = 1e9
@@ -94,6 +95,7 @@ def check_model(model: host_pb2.HostedModel) -> None:
     checks.check_known(model.state, model_pb2.ModelState, "models.state")
     checks.check_text(model.reason, MAX_REASON_BYTES, "models.reason")
     checks.check_range(model.since_unix_ms, 0, checks.MAX_UNIX_MS, "models.since_unix_ms")
+    checks.check_text(model.path, MAX_PATH_BYTES, "models.path")
     if model.worker_id:
         checks.check_token(model.worker_id, "models.worker_id")
     checks.check_range(model.needs_bytes, 0, MAX_BYTES, "models.needs_bytes")
@@ -180,5 +182,6 @@ def as_model(places: Mapping[str, host_pb2.HostedModel]) -> model_pb2.Model:
             needs_bytes=hosted.needs_bytes,
             retry_unix_ms=hosted.retry_unix_ms,
             digest=hosted.card.digest,
+            path=hosted.path,
         )
     return model

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inferflux.common.answers.syntax import END_THINK, THINK
+from inferflux.common.chat_templates.probe import ToolSupport, reasoning_of, tool_support
+from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
 from inferflux.common.free_memory import at_most
 from inferflux.common.images import placeholders
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
@@ -18,8 +20,6 @@ from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 from .control_texts import ControlTexts
 from .image_markers import ImageMarkers
 from .template_messages import template_messages, template_tools
-from .template_probe import ToolSupport, reasoning_of, tool_support
-from .templates import ChatTemplate, TemplateError, TemplateRefusedError
 
 if TYPE_CHECKING:
     from inferflux.common.constraints.compiling import Compiler
@@ -71,7 +71,7 @@ class _Templates:
     """
 
     def __init__(self, vocab: Vocab, max_rendered_bytes: int) -> None:
-        self._tokens = {"bos_token": vocab.text(vocab.bos), "eos_token": vocab.text(vocab.eos)}
+        self._tokens = vocab.template_tokens
         self._max_rendered_bytes = max_rendered_bytes
         self._plain = self._parsed(vocab.chat_template)
         self._of_tools = self._parsed(vocab.tool_template) or self._plain

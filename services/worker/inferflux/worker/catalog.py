@@ -197,6 +197,7 @@ class Known:
             retry_unix_ms=self.retry_unix_ms if self.state == model_pb2.MODEL_STATE_FAILED else 0,
             aliases=self.wish.aliases,
             is_default=self.wish.is_default,
+            path=str(self.file.path),
         )
 
 

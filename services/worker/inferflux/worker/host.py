@@ -537,6 +537,7 @@ def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -
         has_chat_template=facts.has_chat_template,
         # Whether llguidance takes the vocabulary is known once it was loaded; it takes nearly all.
         can_constrain=not embeds(role),
+        can_call_tools=facts.can_call_tools and not embeds(role),
         quantization=facts.quantization,
         n_experts=facts.n_experts,
         n_active_experts=facts.n_active_experts,
@@ -565,6 +566,7 @@ def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_p
     card.parameters = engine.parameters
     card.has_chat_template = engine.has_chat_template
     card.can_constrain = engine.can_constrain
+    card.can_speculate = engine.can_speculate
     card.takes_images = engine.takes_images
     card.images.CopyFrom(engine.images)
     card.embedding_length = engine.embedding_length

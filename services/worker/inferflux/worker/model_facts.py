@@ -75,6 +75,7 @@ class ModelFacts:
     parts: what the weights take, by the part of the model.
     pooling: how texts are pooled to vectors, by llama.cpp's number; -1 where the file does not say.
     has_memory: whether it keeps keys and values: an encoder does not, and generates nothing.
+    can_call_tools: whether its chat template knows tools; found by the probe.
     """
 
     parameters: int = 0
@@ -92,6 +93,7 @@ class ModelFacts:
     parts: WeightParts = NO_PARTS
     pooling: int = -1
     has_memory: bool = True
+    can_call_tools: bool = False
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> ModelFacts:

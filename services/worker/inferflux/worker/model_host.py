@@ -156,6 +156,7 @@ class ModelHost:
             n_experts=file.facts.n_experts,
             n_active_experts=file.facts.n_active_experts,
             role=options.engine.role,
+            can_call_tools=file.facts.can_call_tools,
         )
         self.adapters = ModelAdapters(self.card, options.engine, metrics)
         for adapter in options.adapters:
@@ -434,6 +435,7 @@ class ModelHost:
         self._metrics.runs_on(ready.device_context)
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
         self.card.can_constrain = not ready.constraint_error
+        self.card.can_speculate = not ready.speculation_error
         if self.card.role == model_pb2.MODEL_ROLE_EMBEDDING:
             self.card.embedding_length = ready.embedding_length
         self.adapters.on_loaded(ready.adapters)

@@ -13,9 +13,11 @@ import json
 import resource
 import signal
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
+from inferflux.common.chat_templates.probe import calls_tools
 from inferflux.common.free_memory import at_most
 from inferflux.common.memory_file import path_of
 from inferflux.common.parent_death import exit_with_parent
@@ -23,9 +25,14 @@ from inferflux.common.process_limits import bound
 
 from .model_file import ModelFile, ModelFileError, read_model_file
 
+if TYPE_CHECKING:
+    from inferflux.common.llama.vocab import Vocab
+
 # Address space.
 MEMORY_BYTES = 3 << 30
 CPU_S = 30
+# For rendering the chat template some times, of processor time.
+TEMPLATE_S = 2.0
 
 
 def main() -> int:
@@ -36,7 +43,7 @@ def main() -> int:
     bound("RLIMIT_CORE", 0, 0)
     try:
         model = read_model_file(Path(sys.argv[1]))
-        _try_tokenizer(model)
+        can_call_tools = _try_tokenizer(model)
     except ModelFileError as error:
         _write(json.dumps({"error": str(error)}), b"")
     except MemoryError:
@@ -50,14 +57,18 @@ def main() -> int:
             "architecture": model.architecture,
             "name": model.name,
             "context_length": model.context_length,
-            "facts": asdict(model.facts),
+            "facts": asdict(replace(model.facts, can_call_tools=can_call_tools)),
         }
         _write(json.dumps(facts), model.tokenizer)
     return 0
 
 
-def _try_tokenizer(model: ModelFile) -> None:
-    """Load the tokenizer as gateways do, and use it."""
+class _TooLongError(BaseException):
+    """Raised in the midst of a template: none catches it."""
+
+
+def _try_tokenizer(model: ModelFile) -> bool:
+    """Load the tokenizer as gateways do, and use it. Returns whether requests may have tools."""
     # What is no GGUF is refused without llama.cpp.
     from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 
@@ -66,10 +77,31 @@ def _try_tokenizer(model: ModelFile) -> None:
             with at_most(memory_to_load(len(model.tokenizer))):
                 vocab = Vocab.load(path)
                 vocab.try_out()
+                can_call_tools = _calls_tools(vocab)
                 vocab.close()
         except VocabError as error:
             why = str(error).removeprefix(f"{path.name}: ")
             raise ModelFileError(f"{model.path}: the vocabulary cannot be used: {why}") from None
+    return can_call_tools
+
+
+def _calls_tools(vocab: Vocab) -> bool:
+    """Whether its chat template knows tools. One that does not end within its time does not."""
+    source = vocab.tool_template or vocab.chat_template
+    if source is None:
+        return False
+    signal.signal(signal.SIGVTALRM, _raise_too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_S)
+    try:
+        return calls_tools(source, vocab.template_tokens)
+    except (_TooLongError, MemoryError):
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def _raise_too_long(_number: int, _frame: object) -> NoReturn:
+    raise _TooLongError
 
 
 def _write(line: str, rest: bytes) -> None:

@@ -72,6 +72,11 @@ class Vocab:
             raise VocabError(f"{path.name}: {first_log_error('not a usable GGUF file')}")
         return cls(model, owns_model=True)
 
+    @property
+    def template_tokens(self) -> dict[str, str]:
+        """The tokens that chat templates name."""
+        return {"bos_token": self.text(self.bos), "eos_token": self.text(self.eos)}
+
     def try_out(self) -> None:
         """Use the vocabulary as requests will: one that llama.cpp cannot work with ends the process here.
 

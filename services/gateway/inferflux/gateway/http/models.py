@@ -65,12 +65,35 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "digest": card.digest,
         "architecture": card.architecture,
         "parameters": card.parameters,
+        "quantization": card.quantization,
+        "kv_bytes_per_token": card.kv_bytes_per_token,
+        "n_experts": card.n_experts,
+        "n_active_experts": card.n_active_experts,
         "has_chat_template": card.has_chat_template,
+        "can_call_tools": card.can_call_tools,
+        "can_constrain": card.can_constrain,
+        "can_speculate": card.can_speculate if card.HasField("can_speculate") else None,
         "takes_images": card.takes_images,
         "workers": model.workers,
-        "state": model_pb2.ModelState.Name(model.state).removeprefix("MODEL_STATE_").lower(),
+        "state": _state(model.state),
         "aliases": list(model.aliases),
+        "places": [_place_json(place) for place in model.places],
     }
+
+
+def _place_json(place: model_pb2.ModelPlace) -> dict[str, Any]:
+    return {
+        "host_id": place.host_id,
+        "state": _state(place.state),
+        "since": place.since_unix_ms // 1000,
+        "path": place.path,
+        "digest": place.digest,
+        "needs_bytes": place.needs_bytes,
+    }
+
+
+def _state(state: model_pb2.ModelState.ValueType) -> str:
+    return model_pb2.ModelState.Name(state).removeprefix("MODEL_STATE_").lower()
 
 
 def adapters_json(model: model_pb2.Model, created: int) -> list[dict[str, Any]]:

@@ -101,15 +101,23 @@ _GENERATED = _object(
     usage=_ref("Usage"),
     timings=_ANY_OBJECT,
 )
+_MODEL_STATE = {"enum": ["registered", "loading", "ready", "failed", "unloading"]}
 _MODEL = _object(
     id=_TEXT,
     object={"const": "model"},
     created=_COUNT,
     owned_by=_TEXT,
     max_model_len=_COUNT,
+    quantization=_TEXT,
+    has_chat_template=_BOOLEAN,
+    can_call_tools=_BOOLEAN,
+    can_constrain=_BOOLEAN,
+    can_speculate=_or_null(_BOOLEAN),
+    takes_images=_BOOLEAN,
     workers=_COUNT,
-    state={"enum": ["registered", "loading", "ready", "failed", "unloading"]},
+    state=_MODEL_STATE,
     aliases=_array(_TEXT),
+    places=_array(_object(host_id=_TEXT, state=_MODEL_STATE, path=_TEXT, needs_bytes=_COUNT)),
 )
 _HEALTH = _object(status={"enum": ["ok", "degraded"]}, reason=_TEXT)
 _READINESS = _object(

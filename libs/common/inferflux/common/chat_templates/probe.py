@@ -16,6 +16,8 @@ _NAME = "probe_function"
 _DESCRIPTION = "A function that probes."
 _RESULT = "the result"
 
+_MOST_PROBED_BYTES = 1 << 20
+
 _TOOL: Final[Mapping[str, Any]] = {
     "type": "function",
     "function": {
@@ -58,6 +60,11 @@ class ToolSupport:
     shows_tools: bool
     call_format: generation_pb2.ToolCallFormat.ValueType
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether a model is told of tools, and its calls can be read."""
+        return self.shows_tools and self.call_format != generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED
+
 
 def tool_support(template: ChatTemplate) -> ToolSupport:
     """Render a call with and without its result: some templates refuse one of both."""
@@ -72,6 +79,20 @@ def tool_support(template: ChatTemplate) -> ToolSupport:
             if spelling.search(text):
                 return ToolSupport(shows_tools, form)
     return ToolSupport(shows_tools, generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED)
+
+
+def calls_tools(source: str, tokens: dict[str, str]) -> bool:
+    """Whether requests may have tools with a template.
+
+    Args:
+        source: of the template for tools, where a model has one of its own.
+        tokens: as `ChatTemplate` takes them.
+    """
+    try:
+        support = tool_support(ChatTemplate(source, tokens=tokens, max_rendered_bytes=_MOST_PROBED_BYTES))
+    except TemplateError:
+        return False
+    return support.is_usable
 
 
 def reasoning_of(template: ChatTemplate, prompt: str) -> generation_pb2.ReasoningFormat.ValueType:

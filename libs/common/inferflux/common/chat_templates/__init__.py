@@ -1,0 +1,1 @@
+"""Chat templates as models carry them: rendered in a sandbox, and what they do with tools."""

@@ -1,0 +1,26 @@
+"""Models as `GET /v1/models` tells them."""
+
+from __future__ import annotations
+
+from inferflux.gateway.http.models import to_json
+from inferflux.v1 import model_pb2
+
+
+def test_a_model_says_what_it_can_do_and_where_its_file_is() -> None:
+    model = model_pb2.Model(
+        card=model_pb2.ModelCard(name="m", can_call_tools=True, can_constrain=True, can_speculate=False),
+        state=model_pb2.MODEL_STATE_READY,
+        places=[
+            model_pb2.ModelPlace(
+                host_id="h", state=model_pb2.MODEL_STATE_READY, path="/m.gguf", needs_bytes=7
+            )
+        ],
+    )
+    said = to_json(model, 1)
+    assert (said["can_call_tools"], said["can_constrain"], said["can_speculate"]) == (True, True, False)
+    (place,) = said["places"]
+    assert (place["host_id"], place["state"], place["path"]) == ("h", "ready", "/m.gguf")
+
+
+def test_whether_a_model_speculates_is_not_known_before_it_was_loaded() -> None:
+    assert to_json(model_pb2.Model(card=model_pb2.ModelCard(name="m")), 1)["can_speculate"] is None
