@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .gguf_files import DIM, FF, HEADS, TOKENS, Gguf, Tensor, f32, numbers, text, tiny_model, u32
+from .gguf_files import DIM, FF, HEADS, TOKENS, Gguf, Tensor, f32, numbers, text, texts, tiny_model, u32
 
 WINDOW = 16
 CONTEXT = 1024
@@ -54,6 +54,55 @@ def sliding_window_model() -> Gguf:
         tensors[f"blk.{i}.ffn_gate.weight"] = weights(FF, DIM)
         tensors[f"blk.{i}.ffn_up.weight"] = weights(FF, DIM)
         tensors[f"blk.{i}.ffn_down.weight"] = weights(DIM, FF)
+    return Gguf(metadata, tensors)
+
+
+def seeing_model(architecture: str = "llama") -> Gguf:
+    """A model of two layers with the tokens that projectors put around images.
+
+    Args:
+        architecture: `llama`; or `qwen2vl`, whose positions have several dimensions (M-RoPE).
+    """
+    draw = np.random.default_rng(9)
+
+    def weights(*shape: int) -> Tensor:
+        return Tensor(draw.normal(0, 0.3, shape).astype(np.float32))
+
+    plain = ["\u010a\u010a", "\u010a"]  # line feeds, as byte-level vocabularies spell them
+    marks = ["<fake_token_around_image>", "<global-img>", "<start_of_image>", "<end_of_image>", "[IMG_END]"]
+    marks += ["<|vision_start|>", "<|vision_end|>"]
+    added = [token for token in plain if token not in TOKENS] + marks
+    tokens = [*TOKENS, *added]
+    kinds = np.array([1] * (len(TOKENS) - 4) + [1, 3, 3, 1], np.int32)
+    kinds = np.append(kinds, [3 if token in marks else 1 for token in added]).astype(np.int32)
+    metadata = _vocabulary(architecture) | {
+        "tokenizer.ggml.tokens": texts(tokens),
+        "tokenizer.ggml.token_type": numbers(5, kinds),
+        f"{architecture}.context_length": u32(4096),
+        f"{architecture}.embedding_length": u32(DIM),
+        f"{architecture}.block_count": u32(2),
+        f"{architecture}.feed_forward_length": u32(FF),
+        f"{architecture}.attention.head_count": u32(HEADS),
+        f"{architecture}.attention.head_count_kv": u32(HEADS),
+        f"{architecture}.attention.layer_norm_rms_epsilon": f32(1e-5),
+        f"{architecture}.rope.dimension_count": u32(DIM // HEADS),
+        f"{architecture}.rope.freq_base": f32(10_000.0),
+        f"{architecture}.vocab_size": u32(len(tokens)),
+    }
+    if architecture == "qwen2vl":
+        metadata["qwen2vl.rope.dimension_sections"] = numbers(5, np.array([2, 3, 3, 0], np.int32))
+    norm = Tensor(np.ones(DIM, np.float32))
+    tensors = {"token_embd.weight": weights(len(tokens), DIM), "output_norm.weight": norm}
+    for i in range(2):
+        tensors[f"blk.{i}.attn_norm.weight"] = tensors[f"blk.{i}.ffn_norm.weight"] = norm
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            tensors[f"blk.{i}.{name}.weight"] = weights(DIM, DIM)
+        tensors[f"blk.{i}.ffn_gate.weight"] = weights(FF, DIM)
+        tensors[f"blk.{i}.ffn_up.weight"] = weights(FF, DIM)
+        tensors[f"blk.{i}.ffn_down.weight"] = weights(DIM, FF)
+        if architecture == "qwen2vl":
+            for name in ("attn_q", "attn_k", "attn_v"):
+                tensors[f"blk.{i}.{name}.bias"] = weights(DIM)
     return Gguf(metadata, tensors)
 
 

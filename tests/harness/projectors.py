@@ -75,16 +75,89 @@ def tiny_projector(model_width: int, *, seed: int = 5, kind: str = "mlp") -> Ggu
     return Gguf(metadata, tensors)
 
 
-def non_causal_projector(model_width: int) -> Gguf:
-    """Gemma 3's: the cells of an image look at each other."""
-    plain = tiny_projector(model_width, kind="gemma3")
-    draw = np.random.default_rng(6)
-    tensors = {name: tensor for name, tensor in plain.tensors.items() if not name.startswith("mm.")}
-    tensors["mm.input_projection.weight"] = Tensor(
-        draw.normal(0, 0.2, (_WIDTH, model_width)).astype(np.float32)
+def non_causal_projector(model_width: int, *, pooled: int = 1) -> Gguf:
+    """Gemma 3's: the cells of an image look at each other. Of `pooled` by `pooled` patches one becomes."""
+    return _changed(
+        "gemma3",
+        {
+            "mm.input_projection.weight": _drawn(_WIDTH, model_width),
+            "mm.soft_emb_norm.weight": Tensor(np.ones(_WIDTH, np.float32)),
+        },
+        {"clip.vision.projector.scale_factor": u32(pooled)},
+        model_width,
     )
-    tensors["mm.soft_emb_norm.weight"] = Tensor(np.ones(_WIDTH, np.float32))
-    return Gguf({**plain.metadata, "clip.vision.projector.scale_factor": u32(2)}, tensors)
+
+
+def sized_projector(model_width: int) -> Gguf:
+    """Pixtral's: an image has a token for each patch, and one more for each row but the last."""
+    return _changed(
+        "pixtral",
+        {
+            "mm.1.weight": _drawn(_FF, _WIDTH),
+            "mm.2.weight": _drawn(model_width, _FF),
+            "v.token_embd.img_break": _drawn(model_width),
+        },
+        {},
+        model_width,
+        without=("v.patch_embd.bias", "v.position_embd.weight", "v.post_ln.weight", "v.post_ln.bias"),
+    )
+
+
+def sliced_projector(model_width: int) -> Gguf:
+    """Idefics 3's: an image is an overview of 16 tokens and slices of 16 each, texts between them."""
+    return _changed(
+        "idefics3",
+        {
+            "mm.model.fc.weight": _drawn(model_width, 4 * _WIDTH),
+            "v.position_embd.weight": _drawn(4 * IMAGE_TOKENS, _WIDTH),
+        },
+        {
+            "clip.vision.image_size": u32(2 * IMAGE_SIDE),
+            "clip.vision.projector.scale_factor": u32(2),
+            "clip.vision.preproc_image_size": u32(4 * IMAGE_SIDE),
+        },
+        model_width,
+    )
+
+
+def plane_projector(model_width: int) -> Gguf:
+    """Qwen2-VL's: an image's cells lie in a plane (M-RoPE), and are as many as its size says."""
+    merged = 4 * _WIDTH
+    return _changed(
+        "qwen2vl_merger",
+        {
+            "v.patch_embd.weight.1": _drawn(_WIDTH, 3, PATCH, PATCH, scale=0.1),
+            "mm.0.weight": _drawn(merged, merged),
+            "mm.0.bias": _drawn(merged),
+            "mm.2.weight": _drawn(model_width, merged),
+            "mm.2.bias": _drawn(model_width),
+        },
+        {},
+        model_width,
+        without=("v.position_embd.weight",),
+    )
+
+
+def _drawn(*shape: int, scale: float = 0.2) -> Tensor:
+    return Tensor(np.random.default_rng(len(shape) + sum(shape)).normal(0, scale, shape).astype(np.float32))
+
+
+def _changed(
+    kind: str,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, bytes],
+    model_width: int,
+    *,
+    without: tuple[str, ...] = (),
+) -> Gguf:
+    """LLaVA's vision transformer under a projector of another kind."""
+    plain = tiny_projector(model_width, kind=kind)
+    kept = {
+        name: tensor
+        for name, tensor in plain.tensors.items()
+        if not name.startswith("mm.") and name not in without
+    }
+    return Gguf({**plain.metadata, **metadata}, {**kept, **tensors})
 
 
 def picture(seed: int = 1, *, width: int = 80, height: int = 60, form: str = "PNG") -> bytes:

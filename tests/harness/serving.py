@@ -11,6 +11,7 @@ from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.draft_model import DraftModel
+from inferflux.worker.engine.images import Images
 from inferflux.worker.engine.ledger_check import difference
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.tiers.tiers import Tiers
@@ -38,6 +39,7 @@ class Served:
         reported: what is cached, as the worker learns it, by entry.
         drafted, accepted: tokens of all requests.
         draft_model_errors: why it drafts no more.
+        pictures: by object, for requests that have them.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Served:
         self.reported: dict[int, engine_pb2.CachedPrefix] = {}
         self.drafted = self.accepted = 0
         self.draft_model_errors: list[str] = []
+        self.pictures: dict[str, engine_pb2.EngineImage] = {}
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
         self.stats = engine_pb2.StepStats()
@@ -70,6 +73,7 @@ class Served:
             clock=clock,
             speculation=speculation,
             draft_model=draft_model,
+            images=Images(backend.projector, max_bytes=1 << 28) if backend.projector else None,
         )
 
     def run(self, *items: worker_pb2.BatchItem, cancelled: str = "") -> None:
@@ -107,7 +111,11 @@ class Served:
     def step(self) -> None:
         self.engine.step()
         report = self.engine.take_report()
-        assert report is not None
+        if report is None:
+            assert self.engine._picturing
+            return
+        for name in report.step.wanted_images:
+            self.engine.receive(self.pictures[name])
         for emission in report.step.emissions:
             chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
             self.chunks.append(chunk)
@@ -130,7 +138,10 @@ class Served:
     def check_cells(self) -> None:
         """The ledger says of each sequence what llama.cpp says."""
         ledger = self.engine._memory.ledger
+        sequences = {s.seq_id: s for s in self.engine._sequences.values()}
         holds_all = self.backend.sharing.is_divisible
         for seq_id in range(self.backend.sequences):
             positions = self.backend.positions(seq_id)
-            assert difference(seq_id, ledger.cells_of(seq_id), positions, holds_all=holds_all) is None
+            cells, sequence = ledger.cells_of(seq_id), sequences.get(seq_id)
+            last = None if sequence is None else sequence.images.position(cells - 1)
+            assert difference(seq_id, cells, positions, holds_all=holds_all, last_wanted=last) is None

@@ -11,17 +11,15 @@ from PIL import Image
 
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.http_client import HttpClient
 from inferflux.common.images import MAX_SIDE, image_id, unpacked
 from inferflux.gateway.images.decoding import ImageLimits
 from inferflux.gateway.images.intake import ImageIntake
-from inferflux.v1 import generation_pb2, inference_pb2, model_pb2
+from inferflux.v1 import inference_pb2, model_pb2
 
 Message = inference_pb2.ChatMessage
-CARD = model_pb2.ModelCard(
-    name="m", takes_images=True, vocabulary_size=100, images=generation_pb2.ImageShape(tokens=16)
-)
+CARD = model_pb2.ModelCard(name="m", takes_images=True, projector="p")
 
 
 @pytest.fixture
@@ -58,6 +56,7 @@ async def test_an_image_is_stored_as_pixels_under_its_hash(bus: Bus, http: HttpC
     assert image.id == image_id(file)
     pixels = unpacked(await bus.get_image(image.object))
     assert (pixels.width, pixels.height, len(pixels.rgb)) == (80, 60, 80 * 60 * 3)
+    assert (image.width, image.height) == (80, 60)
 
 
 async def test_a_large_image_is_scaled_down(bus: Bus, http: HttpClient) -> None:
@@ -134,9 +133,3 @@ async def test_a_model_without_a_projector_takes_no_images(bus: Bus, http: HttpC
     with pytest.raises(InvalidArgument, match="no mmproj") as caught:
         await ImageIntake(bus, http, ImageLimits()).of([message(b"x")], model_pb2.ModelCard(name="m"))
     assert caught.value.reason == "IMAGES_UNSUPPORTED"
-
-
-async def test_a_model_that_was_never_loaded_is_to_be_loaded_first(bus: Bus, http: HttpClient) -> None:
-    card = model_pb2.ModelCard(name="m", takes_images=True)
-    with pytest.raises(Unavailable, match="load it first"):
-        await ImageIntake(bus, http, ImageLimits()).of([message(b"x")], card)

@@ -1,17 +1,28 @@
-"""libmtmd on a projector of random weights: how many tokens an image has, and what it encodes."""
+"""libmtmd on a projector of random weights: what it encodes, and which are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.projectors import IMAGE_TOKENS, non_causal_projector, tiny_projector
+from harness.gguf_files import Gguf
+from harness.projectors import (
+    IMAGE_TOKENS,
+    non_causal_projector,
+    plane_projector,
+    sized_projector,
+    sliced_projector,
+    tiny_projector,
+)
 from harness.worker import DEMO_MODEL
 
+from inferflux.common.llama.mtmd import Mtmd
 from inferflux.common.llama.native import llama
+from inferflux.common.llama.vocab import Vocab
 from inferflux.worker.engine.projector import Projector, ProjectorError
+from inferflux.worker.mmproj_file import read_projection
 
 _WIDTH = 256
 
@@ -23,49 +34,74 @@ def model() -> Iterator[object]:
     llama.llama_model_free(loaded)
 
 
-def opened(model: object, path: Path) -> Projector:
-    return Projector(str(path), model, width=_WIDTH, threads=1, flash_attention=False, use_gpu=False)
+@pytest.fixture(scope="module")
+def vocab() -> Iterator[Vocab]:
+    loaded = Vocab.load(DEMO_MODEL)
+    yield loaded
+    loaded.close()
+
+
+def opened(model: object, vocab: Vocab, made: Gguf, folder: Path, *, most_whole: int = 512) -> Projector:
+    path, skeleton = folder / "mmproj.gguf", folder / "skeleton.gguf"
+    path.write_bytes(made.data())
+    skeleton.write_bytes(read_projection(path, field="mmproj").skeleton)
+    return Projector(
+        str(path),
+        model,
+        skeleton=str(skeleton),
+        vocab=vocab,
+        width=_WIDTH,
+        most_whole=most_whole,
+        threads=1,
+        flash_attention=False,
+        use_gpu=False,
+    )
 
 
 @pytest.fixture(scope="module")
-def projector(model: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Projector]:
-    path = tmp_path_factory.mktemp("projector") / "mmproj.gguf"
-    path.write_bytes(tiny_projector(_WIDTH).data())
-    made = opened(model, path)
+def projector(model: object, vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Projector]:
+    made = opened(model, vocab, tiny_projector(_WIDTH), tmp_path_factory.mktemp("projector"))
     yield made
     made.close()
 
 
-def test_an_image_has_as_many_tokens_whatever_its_size(projector: Projector) -> None:
-    assert projector.shape.tokens == IMAGE_TOKENS
-    for width, height in ((10, 10), (300, 20)):
-        assert projector.encode(width, height, bytes(3 * width * height)).shape == (IMAGE_TOKENS, _WIDTH)
-
-
 def test_an_image_is_encoded_alike_each_time_and_another_one_otherwise(projector: Projector) -> None:
     dark, light = bytes(3 * 64 * 64), bytes([255]) * (3 * 64 * 64)
-    first = projector.encode(64, 64, dark)
-    other = projector.encode(64, 64, light)
-    assert np.array_equal(first, projector.encode(64, 64, dark))
-    assert not np.allclose(first, other)
+    (first,) = projector.encode(64, 64, dark)
+    (again,) = projector.encode(64, 64, dark)
+    (other,) = projector.encode(64, 64, light)
+    assert first.embeddings.shape == (IMAGE_TOKENS, _WIDTH)
+    assert np.array_equal(first.embeddings, again.embeddings)
+    assert not np.allclose(first.embeddings, other.embeddings)
 
 
-def test_a_file_that_is_no_projector_is_refused(model: object, tmp_path: Path) -> None:
-    path = tmp_path / "bad.gguf"
-    path.write_bytes(b"GGUF nothing")
-    with pytest.raises(ProjectorError):
-        opened(model, path)
+@pytest.mark.parametrize(
+    ("made", "most_whole", "why"),
+    [
+        (tiny_projector(_WIDTH // 2), 512, "mismatch"),
+        (Gguf(tiny_projector(_WIDTH).metadata, {}), 512, "tensor"),
+        (non_causal_projector(_WIDTH), IMAGE_TOKENS - 1, "INFERFLUX_WORKER_BATCH_TOKENS"),
+        (non_causal_projector(_WIDTH, pooled=2), 512, "takes 4 tokens"),
+        (sliced_projector(_WIDTH), 512, "vocabulary lacks tokens"),
+    ],
+    ids=["of another model", "no tensors", "more than a step", "few cells", "tokens that are not there"],
+)
+def test_a_projector_that_cannot_be_served_says_why(
+    model: object, vocab: Vocab, tmp_path: Path, made: Gguf, most_whole: int, why: str
+) -> None:
+    with pytest.raises(ProjectorError, match=why):
+        opened(model, vocab, made, tmp_path, most_whole=most_whole)
 
 
-def test_a_projector_whose_cells_look_at_each_other_is_refused_by_name(model: object, tmp_path: Path) -> None:
-    path = tmp_path / "gemma3.gguf"
-    path.write_bytes(non_causal_projector(_WIDTH).data())
-    with pytest.raises(ProjectorError, match="non-causal"):
-        opened(model, path)
-
-
-def test_a_projector_of_another_model_is_refused(model: object, tmp_path: Path) -> None:
-    path = tmp_path / "other.gguf"
-    path.write_bytes(tiny_projector(_WIDTH // 2).data())
-    with pytest.raises(ProjectorError):
-        opened(model, path)
+@pytest.mark.parametrize("make", [tiny_projector, sized_projector, plane_projector, non_causal_projector])
+def test_the_tokens_of_images_of_any_size_are_counted_without_weights(
+    model: object, vocab: Vocab, tmp_path: Path, make: Callable[[int], Gguf]
+) -> None:
+    projector = opened(model, vocab, make(_WIDTH), tmp_path)
+    counter = Mtmd(tmp_path / "skeleton.gguf", vocab.model)
+    for width, height in ((1, 1), (2, 1536), (1536, 1), (333, 777), (1535, 1536)):
+        runs = projector.encode(width, height, bytes(3 * width * height))
+        counted = [piece for piece in counter.layout(width, height) if isinstance(piece, int)]
+        assert [run.embeddings.shape[0] for run in runs] == counted
+    counter.close()
+    projector.close()

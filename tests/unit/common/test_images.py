@@ -21,8 +21,9 @@ ONE, TWO = image_id(b"one"), image_id(b"two")
 N = 16
 
 
-def image(id_: str = ONE, *, position: int = 2, tokens: int = N) -> generation_pb2.PromptImage:
-    return generation_pb2.PromptImage(id=id_, object=object_name(id_, 1e9), position=position, tokens=tokens)
+def image(id_: str = ONE, *, position: int = 2, tokens: int = N, part: int = 0) -> generation_pb2.PromptImage:
+    name = object_name(id_, 1e9)
+    return generation_pb2.PromptImage(id=id_, object=name, position=position, tokens=tokens, part=part)
 
 
 def prompt(*ids: str) -> list[int]:
@@ -36,6 +37,7 @@ def test_placeholders_are_no_tokens_and_differ_by_image() -> None:
     one, two = placeholders(ONE, N), placeholders(TWO, N)
     assert one == placeholders(ONE, N)
     assert not set(one) & set(two)
+    assert not set(one) & set(placeholders(ONE, N, 1))
     assert all(FIRST_PLACEHOLDER <= token < 2**31 for token in one + two)
     assert without_placeholders(prompt(ONE)) == [1, 5, 7]
 
@@ -59,7 +61,8 @@ def test_images_at_their_places_pass() -> None:
         ([image(tokens=1)], prompt(ONE)),
         ([image(position=2**31)], prompt(ONE)),
         ([generation_pb2.PromptImage(id="x", object="y", position=2, tokens=N)], prompt(ONE)),
-        ([image() for _ in range(65)], prompt(ONE)),
+        ([image() for _ in range(1025)], prompt(ONE)),
+        ([image(part=1)], prompt(ONE)),
     ],
 )
 def test_images_that_are_not_there_are_refused(

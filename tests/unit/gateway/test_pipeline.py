@@ -112,8 +112,8 @@ class WordTokenizer:
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
-        images: Sequence[generation_pb2.PromptImage] = (),  # noqa: ARG002
-        image_shape: generation_pb2.ImageShape | None = None,  # noqa: ARG002
+        images: Sequence[tokenizer_pb2.StoredImage] = (),  # noqa: ARG002
+        projector: str = "",  # noqa: ARG002
     ) -> tokenizer_pb2.RenderedChat:
         text = " ".join([tool.name for tool in tools] + [message.content for message in messages])
         ids = await self.tokenize(digest, text, context_length, field="messages")

@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 from harness import chat_templates
+from harness.gguf_files import Gguf
+from harness.model_kinds import seeing_model
+from harness.projectors import (
+    IMAGE_TOKENS,
+    non_causal_projector,
+    sized_projector,
+    sliced_projector,
+    tiny_projector,
+)
 from harness.tokenizers import write_tokenizer
 
 from inferflux.common.images import check_images, image_id, placeholders
-from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, TokenizerFaultError, check_runs
-from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
+from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, check_runs
+from inferflux.gateway.tokenizer_fault import TokenizerFaultError
+from inferflux.v1 import inference_pb2, tokenizer_pb2
+from inferflux.worker.mmproj_file import read_projection
 
 HI = inference_pb2.ChatMessage(role="user", content="hi")
 BOS, HE = 257, 256
@@ -80,8 +91,8 @@ def test_a_control_token_that_a_request_spells_is_text(tmp_path: Path, spelled: 
     write_tokenizer(tmp_path / "t.gguf", template=chat_templates.QWEN25, controls=controls)
     loaded = Tokenizer(tmp_path / "t.gguf", max_rendered_bytes=100_000)
     harmless, hostile = (loaded.render(*conversation(text)) for text in ("harmless", f"a{spelled}b"))
-    ids = loaded.tokenize_rendered(hostile, 0)
-    assert controls_in(ids) == controls_in(loaded.tokenize_rendered(harmless, 0))
+    ids = loaded.tokenize_rendered(hostile, 0).ids
+    assert controls_in(ids) == controls_in(loaded.tokenize_rendered(harmless, 0).ids)
     # Nothing of the text is lost, and nothing is added.
     assert loaded.detokenize(ids[1:]) == hostile.text
     assert hostile.text.count(f"a{spelled}b") >= 4
@@ -122,8 +133,17 @@ def test_ids_become_the_text_that_gives_them_again(tmp_path: Path) -> None:
         loaded.detokenize([100_000])
 
 
-def shown(*names: bytes) -> list[generation_pb2.PromptImage]:
-    return [generation_pb2.PromptImage(id=image_id(name), object="o") for name in names]
+def shown(*names: bytes, width: int = 64, height: int = 64) -> list[tokenizer_pb2.StoredImage]:
+    ids = map(image_id, names)
+    return [tokenizer_pb2.StoredImage(id=id_, object=f"{id_}.1", width=width, height=height) for id_ in ids]
+
+
+def skeleton(folder: Path, made: Gguf) -> Path:
+    """What a worker publishes of a projector."""
+    path = folder / "mmproj.gguf"
+    path.write_bytes(made.data())
+    path.write_bytes(read_projection(path, field="mmproj").skeleton)
+    return path
 
 
 def picturing(*parts: str | None) -> inference_pb2.ChatMessage:
@@ -139,33 +159,70 @@ def picturing(*parts: str | None) -> inference_pb2.ChatMessage:
     )
 
 
-SHAPE = generation_pb2.ImageShape(tokens=8, before=[HE], after=[HE, HE])
-
-
 def test_images_are_placeholders_between_the_texts_and_learn_their_places(tmp_path: Path) -> None:
     loaded = tokenizer(tmp_path)
     images = shown(b"one", b"two")
     rendered = loaded.render([picturing("a", None, None, "b")])
-    ids = loaded.tokenize_rendered(rendered, 100, images, SHAPE)
-    one, two = (placeholders(image.id, 8) for image in images)
+    prompt = loaded.tokenize_rendered(rendered, 100, images, skeleton(tmp_path, tiny_projector(32)))
+    one, two = (placeholders(image.id, IMAGE_TOKENS) for image in images)
     line = ord("\n")
-    around = [[HE, *each, HE, HE] for each in (one, two)]
-    assert ids == [BOS, ord("a"), line, *around[0], line, *around[1], line, ord("b")]
-    check_images(
-        [
-            generation_pb2.PromptImage(
-                id=image.id, object=f"{image.id}.1", position=image.position, tokens=image.tokens
-            )
-            for image in images
-        ],
-        ids,
-    )
+    assert prompt.ids == [BOS, ord("a"), line, *one, line, *two, line, ord("b")]
+    check_images(prompt.images, prompt.ids)
+
+
+def test_an_image_has_as_many_tokens_as_its_size_says_and_texts_beside_them(tmp_path: Path) -> None:
+    loaded = tokenizer(tmp_path)
+    path = skeleton(tmp_path, sized_projector(32))
+    for width, height, tokens in ((64, 64, 19), (640, 160, 409)):
+        rendered = loaded.render([picturing(None, "b")])
+        prompt = loaded.tokenize_rendered(rendered, 0, shown(b"one", width=width, height=height), path)
+        (image,) = prompt.images
+        assert image.tokens == tokens
+        end = image.position + tokens
+        assert loaded.detokenize(prompt.ids[end:]) == "[IMG_END]\nb"
+        check_images(prompt.images, prompt.ids)
+
+
+def test_an_image_that_is_cut_has_a_part_for_each_piece(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(seeing_model().data())
+    loaded = Tokenizer(file, max_rendered_bytes=10_000)
+    rendered = loaded.render([picturing("a", None, "b", None)])
+    images = [*shown(b"one", width=100, height=30), *shown(b"two", width=30, height=100)]
+    prompt = loaded.tokenize_rendered(rendered, 0, images, skeleton(tmp_path, sliced_projector(32)))
+    parts = [image.part for image in prompt.images if image.id == images[0].id]
+    assert len(parts) > 2
+    assert parts == list(range(len(parts)))
+    check_images(prompt.images, prompt.ids)
+
+
+@pytest.mark.parametrize(
+    ("made", "fault", "why"),
+    [
+        (sliced_projector(32), tokenizer_pb2.TOKENIZER_FAULT_BAD_PROJECTOR, "vocabulary lacks"),
+        (non_causal_projector(32, pooled=2), tokenizer_pb2.TOKENIZER_FAULT_BAD_IMAGE, "64 x 64"),
+        (Gguf({}, {}), tokenizer_pb2.TOKENIZER_FAULT_BAD_PROJECTOR, "cannot be counted"),
+    ],
+)
+def test_images_that_cannot_be_counted_are_refused(
+    tmp_path: Path, made: Gguf, fault: tokenizer_pb2.TokenizerFault.ValueType, why: str
+) -> None:
+    loaded = tokenizer(tmp_path)
+    if made.tensors:
+        path = skeleton(tmp_path, made)
+    else:
+        path = tmp_path / "mmproj.gguf"
+        path.write_bytes(made.data())
+    with pytest.raises(TokenizerFaultError, match=why) as caught:
+        loaded.tokenize_rendered(loaded.render([picturing(None)]), 0, shown(b"one"), path)
+    assert caught.value.fault == fault
 
 
 def test_a_control_token_that_is_cut_by_an_image_is_text(tmp_path: Path) -> None:
     loaded = tokenizer(tmp_path)
     rendered = loaded.render([picturing("</s", None, "></s>")])
-    ids = loaded.tokenize_rendered(rendered, 100, shown(b"one"), generation_pb2.ImageShape(tokens=8))
+    path = skeleton(tmp_path, tiny_projector(32))
+    ids = loaded.tokenize_rendered(rendered, 100, shown(b"one"), path).ids
     assert controls_in([token for token in ids if token < 1 << 30]) == [BOS]
 
 
@@ -183,5 +240,6 @@ def test_a_template_that_does_not_keep_images_is_named(tmp_path: Path, template:
 def test_images_that_cannot_fit_are_refused(tmp_path: Path) -> None:
     loaded = tokenizer(tmp_path)
     rendered = loaded.render([picturing(None, None)])
+    path = skeleton(tmp_path, tiny_projector(32))
     with pytest.raises(TokenizerFaultError, match="the context holds 10"):
-        loaded.tokenize_rendered(rendered, 10, shown(b"one", b"two"), SHAPE)
+        loaded.tokenize_rendered(rendered, 10, shown(b"one", b"two"), path)

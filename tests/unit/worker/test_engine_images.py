@@ -15,9 +15,10 @@ from harness.worker_world import VOCABULARY, CheckingCache
 from inferflux.common.images import image_id, placeholders
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.images import Embeddings, Images
+from inferflux.worker.engine.images import Images
 from inferflux.worker.engine.planner import StepPlan
 from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
+from inferflux.worker.engine.projector import EncodedRun
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 N = 16
@@ -28,8 +29,11 @@ CHECKPOINTS = PrefixSharing(Sharing.CHECKPOINTS, "a state")
 
 
 class Encoder:
-    def encode(self, width: int, height: int, rgb: bytes) -> Embeddings:  # noqa: ARG002
-        return np.zeros((N, 4), np.float32)
+    has_plane = False
+    is_whole = False
+
+    def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:  # noqa: ARG002
+        return [EncodedRun(np.zeros((N, 4), np.float32), N, is_whole=self.is_whole)]
 
 
 class Cache(CheckingCache):
@@ -43,7 +47,11 @@ class Cache(CheckingCache):
 
 
 class World:
-    def __init__(self, sharing: PrefixSharing = FULL) -> None:
+    def __init__(
+        self, sharing: PrefixSharing = FULL, *, is_whole: bool = False, max_itl_factor: float = 100.0
+    ) -> None:
+        encoder = Encoder()
+        encoder.is_whole = is_whole
         self.cache = Cache(
             cells=400,
             sequences=6,
@@ -55,10 +63,10 @@ class World:
         self.engine = Engine(
             self.cache,  # type: ignore[arg-type]
             worker_id="w",
-            max_itl_factor=100.0,
+            max_itl_factor=max_itl_factor,
             step_limit_s=10.0,
             tiers=Tiers(IDENTITY, host_bytes=0, is_divisible=sharing.is_divisible),
-            images=Images(Encoder(), max_bytes=1 << 20),
+            images=Images(encoder, max_bytes=1 << 20),
         )
         self.wanted: list[str] = []
 
@@ -155,7 +163,7 @@ def test_embeddings_come_from_a_thread_of_their_own() -> None:
     may_end: Future[None] = Future()
 
     class Slow(Encoder):
-        def encode(self, width: int, height: int, rgb: bytes) -> Embeddings:
+        def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:
             begun.set_result(None)
             may_end.result(10)
             return super().encode(width, height, rgb)
@@ -169,3 +177,13 @@ def test_embeddings_come_from_a_thread_of_their_own() -> None:
     assert world.finished().key == "t.other"
     may_end.set_result(None)
     assert world.finished().key == "t.image"
+
+
+def test_an_image_whose_cells_look_at_each_other_is_one_part_of_a_step() -> None:
+    world = World(is_whole=True, max_itl_factor=1.0)
+    world.engine.start(item("image"))
+    other = batch_item("other", slot=1, prompt=list(range(1, 9)), max_tokens=200)
+    world.engine.start(other)
+    world.engine.receive(given())
+    assert world.finished().key == "t.image"
+    assert (len(BEFORE), N) in world.cache.parts

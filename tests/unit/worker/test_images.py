@@ -12,8 +12,8 @@ import pytest
 
 from inferflux.common.images import image_id
 from inferflux.v1 import engine_pb2, generation_pb2
-from inferflux.worker.engine.images import Embeddings, Images, ImageSpan, SequenceImages
-from inferflux.worker.engine.projector import ProjectorError
+from inferflux.worker.engine.images import Images, ImageSpan, SequenceImages
+from inferflux.worker.engine.projector import EncodedRun, ProjectorError
 
 N, WIDTH = 16, 4
 IMAGE_BYTES = N * WIDTH * 4
@@ -26,11 +26,13 @@ class Encoder:
         self.encoded = 0
         self.error = ""
 
-    def encode(self, width: int, height: int, rgb: bytes) -> Embeddings:  # noqa: ARG002
+    has_plane = False
+
+    def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:  # noqa: ARG002
         self.encoded += 1
         if self.error:
             raise ProjectorError(self.error)
-        return np.full((N, WIDTH), width, np.float32)
+        return [EncodedRun(np.full((N, WIDTH), width, np.float32), N)]
 
 
 def named(name: str, *, tokens: int = N) -> generation_pb2.PromptImage:
@@ -111,8 +113,50 @@ def test_what_was_not_asked_for_is_left_alone() -> None:
     assert encoder.encoded == 0
 
 
+def span(first: int, end: int, run: EncodedRun | None = None) -> ImageSpan:
+    return ImageSpan("x", "x", 0, first, end, run)
+
+
 def test_a_step_ends_where_an_image_begins_or_ends() -> None:
-    spans = SequenceImages([ImageSpan("x", "x", 3, 10), ImageSpan("y", "y", 10, 14)])
+    spans = SequenceImages([span(3, 10), span(10, 14)])
     assert [spans.computable(at, 20) for at in (0, 3, 5, 10, 14)] == [3, 7, 5, 4, 20]
     assert spans.computable(5, 2) == 2
-    assert [spans.whole(at) for at in (2, 3, 4, 10, 12, 14)] == [2, 3, 3, 10, 10, 14]
+    assert [spans.shareable(at) for at in (2, 3, 4, 10, 12, 14)] == [2, 3, 3, 10, 10, 14]
+
+
+def test_cells_that_look_at_each_other_are_computed_together() -> None:
+    whole = EncodedRun(np.zeros((7, WIDTH), np.float32), 7, is_whole=True)
+    one_by_one = EncodedRun(np.zeros((4, WIDTH), np.float32), 4)
+    spans = SequenceImages([span(3, 10, whole), span(10, 14, one_by_one)])
+    assert [spans.indivisible(at) for at in (0, 3, 10, 14)] == [0, 7, 0, 0]
+
+
+def test_cells_in_a_plane_take_fewer_positions_than_they_are() -> None:
+    rows, columns = 2, 3
+    down, across = np.divmod(np.arange(rows * columns, dtype=np.int32), columns)
+    plane = np.stack([np.zeros_like(down), down, across]).astype(np.int32)
+    run = EncodedRun(np.zeros((rows * columns, WIDTH), np.float32), columns, plane)
+    spans = SequenceImages([span(2, 8, run), span(9, 15, run)], has_plane=True)
+    assert [spans.position(at) for at in (0, 1, 2, 7, 8, 9, 14, 15, 16)] == [0, 1, 2, 2, 5, 6, 6, 9, 10]
+    assert [spans.shareable(at) for at in (1, 2, 5, 8, 16)] == [1, 2, 2, 2, 2]
+    assert run.offsets(2, 3).tolist() == [[0, 0, 0], [0, 1, 1], [2, 0, 1]]
+
+
+def test_each_part_of_an_image_gets_its_cells() -> None:
+    class Slicing(Encoder):
+        def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:
+            (run,) = super().encode(width, height, rgb)
+            return [run, EncodedRun(run.embeddings + 1, N)]
+
+    images = Images(Slicing(), max_bytes=1 << 20)
+    parts = [named("a"), named("a")]
+    parts[1].part, parts[1].position = 1, 2 + N
+    begun = images.begin(parts)
+    assert images.take_wanted() == ["a"]
+    images.receive(given("a"))
+    settled(images, lambda: begun.is_ready)
+    spans = [begun.at(2), begun.at(2 + N)]
+    assert [s.encoded.embeddings[0, 0] for s in spans if s is not None and s.encoded is not None] == [1, 2]
+    parts[1].part = 2
+    assert images.begin(parts).error
+    images.close()

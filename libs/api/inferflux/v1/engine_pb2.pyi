@@ -624,7 +624,7 @@ class EngineReady(_message.Message):
     SPECULATION_ERROR_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
-    IMAGES_FIELD_NUMBER: _builtins.int
+    TAKES_IMAGES_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
@@ -648,16 +648,14 @@ class EngineReady(_message.Message):
     """Why answers cannot be constrained; empty if they can."""
     speculation_error: _builtins.str
     """Why nothing is drafted for any request; empty if drafts can be verified."""
+    takes_images: _builtins.bool
+    """Whether prompts may have images."""
     embedding_length: _builtins.int
     """Numbers of a vector; 0 of an engine that generates."""
     @_builtins.property
     def trials(self) -> Global___EngineTrials: ...
     @_builtins.property
     def device_context(self) -> _device_pb2.DeviceContext: ...
-    @_builtins.property
-    def images(self) -> _generation_pb2.ImageShape:
-        """How prompts hold images."""
-
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAdapterLoaded]:
         """Those of EngineConfig."""
@@ -681,13 +679,13 @@ class EngineReady(_message.Message):
         speculation_error: _builtins.str = ...,
         trials: Global___EngineTrials | None = ...,
         device_context: _device_pb2.DeviceContext | None = ...,
-        images: _generation_pb2.ImageShape | None = ...,
+        takes_images: _builtins.bool = ...,
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "images", b"images", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

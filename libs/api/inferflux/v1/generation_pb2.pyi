@@ -613,7 +613,9 @@ Global___GenerationParams: _TypeAlias = GenerationParams  # noqa: Y015
 
 @_typing.final
 class PromptImage(_message.Message):
-    """An image in a prompt. Its tokens are placeholders, made of its id: prompts with other images are other prompts."""
+    """A run of cells of an image in a prompt. Most models have one for each image; those that cut images have several, with
+    tokens between them. Its tokens are placeholders, made of its id: prompts with other images are other prompts.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -621,6 +623,7 @@ class PromptImage(_message.Message):
     OBJECT_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Hex SHA-256 of the file."""
     object: _builtins.str
@@ -628,6 +631,8 @@ class PromptImage(_message.Message):
     position: _builtins.int
     """Where its first token is in the prompt, and how many it has."""
     tokens: _builtins.int
+    part: _builtins.int
+    """Which of the image's runs, from 0 on."""
     def __init__(
         self,
         *,
@@ -635,50 +640,15 @@ class PromptImage(_message.Message):
         object: _builtins.str = ...,
         position: _builtins.int = ...,
         tokens: _builtins.int = ...,
+        part: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "object", b"object", "position", b"position", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "object", b"object", "part", b"part", "position", b"position", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptImage: _TypeAlias = PromptImage  # noqa: Y015
-
-@_typing.final
-class ImageShape(_message.Message):
-    """How a model's prompts hold images."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TOKENS_FIELD_NUMBER: _builtins.int
-    BEFORE_FIELD_NUMBER: _builtins.int
-    AFTER_FIELD_NUMBER: _builtins.int
-    PROJECTOR_FIELD_NUMBER: _builtins.int
-    tokens: _builtins.int
-    """Of each image, whatever its size; 0: the model takes none."""
-    projector: _builtins.str
-    """Hex SHA-256 of the projector's file."""
-    @_builtins.property
-    def before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids before and after each image."""
-
-    @_builtins.property
-    def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        tokens: _builtins.int = ...,
-        before: _abc.Iterable[_builtins.int] | None = ...,
-        after: _abc.Iterable[_builtins.int] | None = ...,
-        projector: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "projector", b"projector", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ImageShape: _TypeAlias = ImageShape  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

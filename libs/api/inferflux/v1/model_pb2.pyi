@@ -8,7 +8,6 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from inferflux.v1 import generation_pb2 as _generation_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -133,7 +132,7 @@ class ModelCard(_message.Message):
     CAN_CALL_TOOLS_FIELD_NUMBER: _builtins.int
     CAN_SPECULATE_FIELD_NUMBER: _builtins.int
     TAKES_IMAGES_FIELD_NUMBER: _builtins.int
-    IMAGES_FIELD_NUMBER: _builtins.int
+    PROJECTOR_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
@@ -161,13 +160,15 @@ class ModelCard(_message.Message):
     can_speculate: _builtins.bool
     """Whether several tokens can be drafted and verified at once; unset before it was loaded."""
     takes_images: _builtins.bool
-    """Whether it has a projector for images, and, once it was loaded, how prompts hold them."""
+    """Whether it has a projector for images."""
+    projector: _builtins.str
+    """Hex SHA-256 of the projector's file. What is needed to count the tokens of an image lies under this name beside
+    the tokenizers.
+    """
     role: Global___ModelRole.ValueType
     """What it can do: generate, embed or rerank, and nothing else."""
     embedding_length: _builtins.int
     """Numbers of a vector, of a model that embeds; 0 of others."""
-    @_builtins.property
-    def images(self) -> _generation_pb2.ImageShape: ...
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterCard]:
         """That requests may choose: `name:adapter`."""
@@ -191,14 +192,14 @@ class ModelCard(_message.Message):
         can_call_tools: _builtins.bool = ...,
         can_speculate: _builtins.bool | None = ...,
         takes_images: _builtins.bool = ...,
-        images: _generation_pb2.ImageShape | None = ...,
+        projector: _builtins.str = ...,
         role: Global___ModelRole.ValueType = ...,
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___AdapterCard] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate", "images", b"images"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "images", b"images", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
     _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015

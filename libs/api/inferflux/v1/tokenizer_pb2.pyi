@@ -47,6 +47,10 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     """The template does not know tools, or spells calls in no known way."""
     TOKENIZER_FAULT_NO_IMAGES: _TokenizerFault.ValueType  # 110
     """The template leaves images out, or repeats or reorders them."""
+    TOKENIZER_FAULT_BAD_IMAGE: _TokenizerFault.ValueType  # 111
+    """The projector cannot take an image of this size."""
+    TOKENIZER_FAULT_BAD_PROJECTOR: _TokenizerFault.ValueType  # 112
+    """How many tokens images have cannot be found out."""
 
 class TokenizerFault(_TokenizerFault, metaclass=_TokenizerFaultEnumTypeWrapper): ...
 
@@ -70,6 +74,10 @@ TOKENIZER_FAULT_NO_TOOLS: TokenizerFault.ValueType  # 21
 """The template does not know tools, or spells calls in no known way."""
 TOKENIZER_FAULT_NO_IMAGES: TokenizerFault.ValueType  # 110
 """The template leaves images out, or repeats or reorders them."""
+TOKENIZER_FAULT_BAD_IMAGE: TokenizerFault.ValueType  # 111
+"""The projector cannot take an image of this size."""
+TOKENIZER_FAULT_BAD_PROJECTOR: TokenizerFault.ValueType  # 112
+"""How many tokens images have cannot be found out."""
 Global___TokenizerFault: _TypeAlias = TokenizerFault  # noqa: Y015
 
 @_typing.final
@@ -94,6 +102,38 @@ class LoadTokenizer(_message.Message):
 Global___LoadTokenizer: _TypeAlias = LoadTokenizer  # noqa: Y015
 
 @_typing.final
+class StoredImage(_message.Message):
+    """An image as workers find it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    OBJECT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Hex SHA-256 of its file, and its name in the bucket of images."""
+    object: _builtins.str
+    width: _builtins.int
+    """In pixels."""
+    height: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        object: _builtins.str = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "id", b"id", "object", b"object", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredImage: _TypeAlias = StoredImage  # noqa: Y015
+
+@_typing.final
 class RenderChat(_message.Message):
     """Render the chat template and tokenize what it gave."""
 
@@ -102,28 +142,27 @@ class RenderChat(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
-    IMAGE_SHAPE_FIELD_NUMBER: _builtins.int
+    PROJECTOR_PATH_FIELD_NUMBER: _builtins.int
+    projector_path: _builtins.str
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.ChatMessage]: ...
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]: ...
     @_builtins.property
-    def images(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.PromptImage]:
-        """Images of the messages' parts in order, by id and object, and how the model's prompts hold them."""
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredImage]:
+        """Images of the messages' parts in order, and the file that tells how prompts hold them."""
 
-    @_builtins.property
-    def image_shape(self) -> _generation_pb2.ImageShape: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_inference_pb2.ChatMessage] | None = ...,
         tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
-        images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
-        image_shape: _generation_pb2.ImageShape | None = ...,
+        images: _abc.Iterable[Global___StoredImage] | None = ...,
+        projector_path: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image_shape", b"image_shape"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_shape", b"image_shape", "images", b"images", "messages", b"messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "messages", b"messages", "projector_path", b"projector_path", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

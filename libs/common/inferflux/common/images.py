@@ -20,6 +20,8 @@ FIRST_PLACEHOLDER = 1 << 30
 """Placeholders are this number or larger; vocabularies are far smaller."""
 
 MAX_IMAGES = 64
+MAX_PARTS = 1024
+"""Of the images of a prompt: some models cut an image into several."""
 # A placeholder has 30 bits of the hash. Fewer than these together could be found for another image.
 FEWEST_TOKENS = 8
 MOST_TOKENS = 1 << 16
@@ -48,9 +50,10 @@ def object_name(id_: str, unix_s: float) -> str:
     return f"{id_}.{int(unix_s) // _OBJECT_PERIOD_S}"
 
 
-def placeholders(id_: str, n: int) -> list[int]:
-    """The `n` token ids that stand for an image: SHAKE-256 of its id, 30 bits each."""
-    stream = hashlib.shake_256(bytes.fromhex(id_)).digest(4 * n)
+def placeholders(id_: str, n: int, part: int = 0) -> list[int]:
+    """The `n` token ids that stand for a part of an image: SHAKE-256 of its id and the part, 30 bits each."""
+    name = bytes.fromhex(id_) + (part.to_bytes(4, "little") if part else b"")
+    stream = hashlib.shake_256(name).digest(4 * n)
     return [
         (number & _PLACEHOLDER_BITS) | FIRST_PLACEHOLDER for (number,) in struct.iter_unpack("<I", stream)
     ]
@@ -69,8 +72,8 @@ def check_images(
     Raises:
         InvalidArgument: they are not; names the image.
     """
-    if len(images) > MAX_IMAGES:
-        raise InvalidArgument(f"{len(images)} images; at most {MAX_IMAGES} are taken", field=field)
+    if len(images) > MAX_PARTS:
+        raise InvalidArgument(f"{len(images)} parts of images; at most {MAX_PARTS} are taken", field=field)
     end = 0
     for i, image in enumerate(images):
         where = f"{field}[{i}]"
@@ -80,7 +83,7 @@ def check_images(
         end = first + image.tokens
         if not FEWEST_TOKENS <= image.tokens <= MOST_TOKENS or first < end_before or end >= len(prompt):
             raise InvalidArgument(f"{where} is not in the prompt", field=where)
-        if list(prompt[first:end]) != placeholders(image.id, image.tokens):
+        if list(prompt[first:end]) != placeholders(image.id, image.tokens, image.part):
             raise InvalidArgument(f"{where} does not have its placeholders", field=where)
 
 
@@ -99,6 +102,12 @@ class Pixels:
     def packed(self) -> bytes:
         """As it is stored."""
         return _HEAD.pack(_MAGIC, self.width, self.height) + self.rgb
+
+
+def size_of(packed: bytes) -> tuple[int, int]:
+    """(width, height) of what `packed` made."""
+    _magic, width, height = _HEAD.unpack_from(packed)
+    return width, height
 
 
 def unpacked(data: bytes) -> Pixels:

@@ -68,8 +68,8 @@ class Tokenizes(Compiles, Protocol):
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
-        images: Sequence[generation_pb2.PromptImage] = (),
-        image_shape: generation_pb2.ImageShape | None = None,
+        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        projector: str = "",
     ) -> tokenizer_pb2.RenderedChat: ...
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
@@ -291,7 +291,7 @@ class Pipeline:
         if not images:
             return await tokenizers.render_chat(card.digest, messages, card.context_length, tools=tools)
         return await tokenizers.render_chat(
-            card.digest, messages, card.context_length, tools=tools, images=images, image_shape=card.images
+            card.digest, messages, card.context_length, tools=tools, images=images, projector=card.projector
         )
 
     @asynccontextmanager
@@ -466,7 +466,7 @@ class Pipeline:
         """What the answer cache is asked; None where it is not to be used, or cannot be."""
         if self._answers is None or call.caller.skips_answer_cache or request.skip_answer_cache:
             return None
-        digest = card.digest + (card.images.projector if job.images else "")
+        digest = card.digest + (card.projector if job.images else "")
         return query_of(job, request.params, model_digest=digest)
 
 

@@ -14,12 +14,15 @@ from inferflux.common.chat_templates.probe import ToolSupport, reasoning_of, too
 from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
 from inferflux.common.free_memory import at_most
 from inferflux.common.images import placeholders
+from inferflux.common.llama.mtmd import Layout
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 from .control_texts import ControlTexts
+from .image_layouts import Layouts, length_of
 from .image_markers import ImageMarkers
 from .template_messages import template_messages, template_tools
+from .tokenizer_fault import TokenizerFaultError
 
 if TYPE_CHECKING:
     from inferflux.common.constraints.compiling import Compiler
@@ -28,17 +31,7 @@ if TYPE_CHECKING:
 # text thread, 500,000 characters were fine, so this is well inside.
 MAX_RUN_CHARS = 300_000
 
-_NO_IMAGES = generation_pb2.ImageShape()
 _RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
-
-
-class TokenizerFaultError(Exception):
-    """A request to the tokenizer process that cannot be fulfilled."""
-
-    def __init__(self, fault: tokenizer_pb2.TokenizerFault.ValueType, message: str) -> None:
-        super().__init__(message)
-        self.fault = fault
-        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +54,14 @@ class Rendered:
     @property
     def text(self) -> str:
         return "".join(part for part in self.parts if isinstance(part, str))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptIds:
+    """Token ids of a prompt, and where images are among them."""
+
+    ids: list[int]
+    images: Sequence[generation_pb2.PromptImage]
 
 
 class _Templates:
@@ -160,6 +161,7 @@ class Tokenizer:
         self._compiler: Compiler | None = None
         self._longest = max(self._vocab.longest_token_bytes, 1)
         self._templates = _Templates(self._vocab, max_rendered_bytes)
+        self._layouts = Layouts()
 
     @property
     def has_chat_template(self) -> bool:
@@ -206,57 +208,60 @@ class Tokenizer:
             TokenizerFaultError: it cannot fit into `context_length` tokens (0: no limit), or llama.cpp
                 cannot tokenize it.
         """
-        return self._ids([text], context_length)
+        return self._ids([text], context_length).ids
 
     def tokenize_rendered(
         self,
         rendered: Rendered,
         context_length: int,
-        images: Sequence[generation_pb2.PromptImage] = (),
-        shape: generation_pb2.ImageShape | None = None,
-    ) -> list[int]:
+        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        projector: Path | None = None,
+    ) -> PromptIds:
         """As `tokenize`; special tokens that messages or tools spell are text.
 
         A vocabulary that puts a blank before a text's first word does so after each cut, too.
 
         Args:
-            images: those of the prompt; they are told their places.
-            shape: how prompts hold them.
+            images: those of the prompt.
+            projector: the file that tells how prompts hold them.
+
+        Raises:
+            TokenizerFaultError: as `tokenize`; or an image cannot be taken.
         """
-        return self._ids(rendered.parts, context_length, images, shape or generation_pb2.ImageShape())
+        layouts: list[Layout] = []
+        if images:
+            layout_of = self._layouts.of(projector, self._vocab)
+            layouts = [layout_of(image.width, image.height) for image in images]
+        return self._ids(rendered.parts, context_length, images, layouts)
 
     def _ids(
         self,
         parts: Sequence[str | int],
         context_length: int,
-        images: Sequence[generation_pb2.PromptImage] = (),
-        shape: generation_pb2.ImageShape = _NO_IMAGES,
-    ) -> list[int]:
+        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        layouts: Sequence[Layout] = (),
+    ) -> PromptIds:
         n_bytes = sum(len(part.encode()) for part in parts if isinstance(part, str))
-        of_image = shape.tokens + len(shape.before) + len(shape.after)
-        at_least = -(-n_bytes // self._longest) + len(images) * of_image
+        at_least = -(-n_bytes // self._longest) + sum(map(length_of, layouts))
         if context_length and at_least > context_length:
             message = f"the prompt has at least {at_least} tokens; the context holds {context_length}"
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
         ids: list[int] = []
+        placed: list[generation_pb2.PromptImage] = []
         try:
             for part in parts:
                 if isinstance(part, str):
                     check_runs(part)
                     ids += self._vocab.tokenize(part.encode(), add_special=False, parse_special=True)
                     continue
-                image = images[part]
-                ids += shape.before
-                image.position, image.tokens = len(ids), shape.tokens
-                ids += placeholders(image.id, shape.tokens)
-                ids += shape.after
+                _place(images[part], layouts[part], ids, placed)
         except VocabError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
         if self._vocab.adds_bos and self._vocab.bos >= 0 and (not ids or ids[0] != self._vocab.bos):
-            for image in images:
+            for image in placed:
                 image.position += 1
-            return [self._vocab.bos, *ids]
-        return ids
+            return PromptIds([self._vocab.bos, *ids], placed)
+        return PromptIds(ids, placed)
 
     def tokenize_texts(
         self, texts: Sequence[str], context_length: int, *, query: str | None, truncate: bool
@@ -312,6 +317,27 @@ class Tokenizer:
         except VocabError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
         return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _place(
+    image: tokenizer_pb2.StoredImage,
+    layout: Layout,
+    ids: list[int],
+    placed: list[generation_pb2.PromptImage],
+) -> None:
+    """Put an image's token ids and placeholders at the end of a prompt."""
+    part = 0
+    for piece in layout:
+        if not isinstance(piece, int):
+            ids += piece
+            continue
+        placed.append(
+            generation_pb2.PromptImage(
+                id=image.id, object=image.object, position=len(ids), tokens=piece, part=part
+            )
+        )
+        ids += placeholders(image.id, piece, part)
+        part += 1
 
 
 def check_runs(text: str) -> None:

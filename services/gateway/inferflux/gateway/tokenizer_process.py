@@ -25,7 +25,8 @@ from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.process_limits import bound
 from inferflux.v1 import tokenizer_pb2
 
-from .tokenizer import Tokenizer, TokenizerFaultError
+from .tokenizer import Tokenizer
+from .tokenizer_fault import TokenizerFaultError
 
 # llama.cpp's regular expressions recurse deeply: see tokenizer.MAX_RUN_CHARS.
 STACK_BYTES = 512 << 20
@@ -99,10 +100,12 @@ class TokenizerServer:
                 raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
             response.chat.tool_calls = rendered.call_format
             response.chat.reasoning = rendered.reasoning
-            images, shape = request.chat.images, request.chat.image_shape
-            ids = tokenizer.tokenize_rendered(rendered, request.context_length, images, shape)
-            response.chat.tokens.ids.extend(ids)
-            response.chat.images.extend(images)
+            chat, projector = request.chat, request.chat.projector_path
+            prompt = tokenizer.tokenize_rendered(
+                rendered, request.context_length, chat.images, Path(projector) if projector else None
+            )
+            response.chat.tokens.ids.extend(prompt.ids)
+            response.chat.images.extend(prompt.images)
         else:
             response.tokens.ids.extend(tokenizer.tokenize(request.text.text, request.context_length))
 

@@ -72,13 +72,14 @@ class Tokenizers:
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
-        images: Sequence[generation_pb2.PromptImage] = (),
-        image_shape: generation_pb2.ImageShape | None = None,
+        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        projector: str = "",
     ) -> tokenizer_pb2.RenderedChat:
         """Token ids of a conversation, rendered with the model's own template, and how to read its answer.
 
         Args:
-            images: those of the messages' parts in order, and how the model's prompts hold them.
+            images: those of the messages' parts in order.
+            projector: the digest of what tells how prompts hold them.
 
         Raises:
             InvalidArgument: the template or the messages are at fault; field `messages`. Field `tools` where
@@ -86,9 +87,9 @@ class Tokenizers:
             ResourceExhausted: too many texts wait, or every process is busy with other models.
             Unavailable, Internal: no usable tokenizer, or the process died over this text twice.
         """
-        chat = tokenizer_pb2.RenderChat(
-            messages=without_files(messages), tools=tools, images=images, image_shape=image_shape
-        )
+        chat = tokenizer_pb2.RenderChat(messages=without_files(messages), tools=tools, images=images)
+        if images:
+            chat.projector_path = str(await self._tokenizer_path(projector))
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)
         return (await self._model(digest).work(request, field="messages")).chat
 

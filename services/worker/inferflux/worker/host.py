@@ -18,7 +18,7 @@ from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
 from inferflux.common.model_roles import embeds
 from inferflux.common.tasks import Background
-from inferflux.v1 import engine_pb2, generation_pb2, host_pb2, model_pb2
+from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 
 from .adapter_file import AdapterFileError, probe_adapter_file
 from .catalog import AdapterWish, Catalog, Known, Wish
@@ -407,6 +407,9 @@ class Host:
 
     async def _offer(self, known: Known) -> None:
         await self._process.bus.put_object(known.file.digest, known.file.tokenizer)
+        mmproj = known.wish.mmproj
+        if mmproj is not None:
+            await self._process.bus.put_object(mmproj.digest, mmproj.skeleton)
 
     def _set(self, known: Known, state: model_pb2.ModelState.ValueType) -> None:
         if known.state != state:
@@ -545,16 +548,8 @@ def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -
         role=role,
         embedding_length=facts.embedding if role == model_pb2.MODEL_ROLE_EMBEDDING else 0,
         takes_images=wish.mmproj is not None,
-        images=_image_shape(wish),
+        projector=wish.mmproj.digest if wish.mmproj is not None else "",
     )
-
-
-def _image_shape(wish: Wish) -> generation_pb2.ImageShape | None:
-    """How prompts hold images, by the projector's file; None where only the engine knows."""
-    mmproj = wish.mmproj
-    if mmproj is None or not mmproj.image_tokens:
-        return None
-    return generation_pb2.ImageShape(tokens=mmproj.image_tokens, projector=mmproj.digest)
 
 
 def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_pb2.ModelCard:
@@ -568,7 +563,7 @@ def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_p
     card.can_constrain = engine.can_constrain
     card.can_speculate = engine.can_speculate
     card.takes_images = engine.takes_images
-    card.images.CopyFrom(engine.images)
+    card.projector = engine.projector
     card.embedding_length = engine.embedding_length
     return card
 

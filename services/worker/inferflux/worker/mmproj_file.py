@@ -1,23 +1,22 @@
-"""What a worker learns of a projector's file before an engine loads it."""
+"""What a worker learns of a projector's file before an engine loads it, and what gateways need of it."""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Mapping
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.images import FEWEST_TOKENS, MOST_TOKENS
 
-from .gguf_header import MAX_HEADER_BYTES, HeaderError, Value, parse_header
+from .gguf_header import HEADER, MAGIC, MAX_HEADER_BYTES, Header, HeaderError, parse_header
 
 _ARCHITECTURE = "clip"
-# LLaVA's kind of projector: an image has as many tokens as it has patches, and none beside them.
-_PLAIN = "mlp"
-_TILES = "clip.vision.image_grid_pinpoints"
 _BLOCK_BYTES = 1 << 20
+_DEFAULT_ALIGNMENT = 32
+_MOST_ALIGNMENT = 1 << 16
+_F32 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +25,13 @@ class Projection:
 
     Attributes:
         digest: hex SHA-256 of the file.
-        image_tokens: of each image, where its head says that; 0 where only libmtmd knows.
+        skeleton: what `skeleton_of` made of it.
     """
 
     path: Path
     digest: str
     size_bytes: int
-    image_tokens: int = 0
+    skeleton: bytes = b""
 
 
 def read_projection(path: Path, *, field: str) -> Projection:
@@ -46,22 +45,35 @@ def read_projection(path: Path, *, field: str) -> Projection:
             size = path.stat().st_size
             length = min(size, MAX_HEADER_BYTES)
             with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as view:
-                metadata = parse_header(view).metadata
-            if metadata.get("general.architecture") != _ARCHITECTURE:
-                raise InvalidArgument(f"{path}: it is no projector (mmproj)", field=field)
+                header = parse_header(view, keep_tensors=True)
+                if header.metadata.get("general.architecture") != _ARCHITECTURE:
+                    raise InvalidArgument(f"{path}: it is no projector (mmproj)", field=field)
+                skeleton = skeleton_of(header, view[HEADER.size : header.metadata_end])
             digest = hashlib.sha256()
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
     except (OSError, ValueError, HeaderError) as error:
         raise InvalidArgument(f"{path}: {error}", field=field) from None
-    return Projection(path, digest.hexdigest(), size, tokens_of(metadata))
+    return Projection(path, digest.hexdigest(), size, skeleton)
 
 
-def tokens_of(metadata: Mapping[str, Value]) -> int:
-    """How many tokens an image has, by the head of a projector's file; 0 where it does not say (pure)."""
-    side, patch = metadata.get("clip.vision.image_size"), metadata.get("clip.vision.patch_size")
-    kinds = (metadata.get("clip.projector_type"), metadata.get("clip.vision.projector_type"))
-    if _PLAIN not in kinds or _TILES in metadata or not isinstance(side, int) or not isinstance(patch, int):
-        return 0
-    tokens = (side // patch) ** 2 if patch > 0 else 0
-    return tokens if FEWEST_TOKENS <= tokens <= MOST_TOKENS else 0
+def skeleton_of(header: Header, metadata: bytes) -> bytes:
+    """A projector with the metadata and the tensors' names of another, and one number in each tensor (pure).
+
+    libmtmd counts the tokens of an image with it as with the whole file: it needs the metadata, and whether
+    some tensors are there. It can encode nothing.
+
+    Args:
+        header: of the whole file, with its tensors.
+        metadata: as it lies in the file.
+    """
+    alignment = header.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or not 0 < alignment <= _MOST_ALIGNMENT:
+        raise HeaderError(f"general.alignment is {alignment}")
+    index = bytearray()
+    for number, name in enumerate(header.tensors):
+        spelled = name.encode()
+        index += struct.pack("<Q", len(spelled)) + spelled
+        index += struct.pack("<IQIQ", 1, 1, _F32, number * alignment)
+    head = HEADER.pack(MAGIC, header.version, len(header.tensors), len(header.metadata)) + metadata + index
+    return head + bytes(-len(head) % alignment + len(header.tensors) * alignment)

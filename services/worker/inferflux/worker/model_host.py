@@ -417,15 +417,14 @@ class ModelHost:
             context_length=ready.context_length,
             vocabulary_size=ready.vocabulary_size,
             constraint_error=ready.constraint_error,
-            image_tokens=ready.images.tokens,
+            takes_images=ready.takes_images,
             embeds=embeds(self._options.engine.role),
         )
         if ready.HasField("trials"):
             # For the engine after this one.
             self._options.engine.trials.CopyFrom(ready.trials)
-        self.card.images.CopyFrom(ready.images)
-        self.card.images.projector = self._options.engine.mmproj_digest
-        self.card.takes_images = bool(ready.images.tokens)
+        self.card.takes_images = ready.takes_images
+        self.card.projector = self._options.engine.mmproj_digest
         self.kv_bytes = ready.kv_bytes
         self.card.context_length = ready.context_length
         self.card.vocabulary_size = ready.vocabulary_size

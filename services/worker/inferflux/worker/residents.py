@@ -106,8 +106,7 @@ class Limits:
     context_length: int
     vocabulary_size: int
     constraint_error: str = ""
-    # Of each image; 0: none are taken.
-    image_tokens: int = 0
+    takes_images: bool = False
     embeds: bool = False
 
 
@@ -297,10 +296,8 @@ def _problem_of_images(request: scheduler_pb2.InferenceRequest, limits: Limits) 
     """Why the images of a request cannot be taken; empty if they can."""
     if not request.images:
         return ""
-    if not limits.image_tokens:
+    if not limits.takes_images:
         return "images: this worker's model takes none: it has no mmproj"
-    if any(image.tokens != limits.image_tokens for image in request.images):
-        return f"images: an image has {limits.image_tokens} tokens here"
     try:
         check_images(request.images, request.prompt_token_ids)
     except InvalidArgument as error:

@@ -73,6 +73,11 @@ class Vocab:
         return cls(model, owns_model=True)
 
     @property
+    def model(self) -> Any:
+        """llama.cpp's model that has it."""
+        return self._model
+
+    @property
     def template_tokens(self) -> dict[str, str]:
         """The tokens that chat templates name."""
         return {"bos_token": self.text(self.bos), "eos_token": self.text(self.eos)}

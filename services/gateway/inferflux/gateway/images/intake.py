@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
 from inferflux.common.http_client import HttpClient
-from inferflux.common.images import FEWEST_TOKENS, MOST_TOKENS, image_id, object_name
-from inferflux.v1 import generation_pb2, inference_pb2, model_pb2
+from inferflux.common.images import image_id, object_name, size_of
+from inferflux.v1 import inference_pb2, model_pb2, tokenizer_pb2
 
 from .decoding import Decoding, ImageLimits
 from .inputs import GivenImage, data_of, given_images, is_data_url
 
 # Objects that are known to be stored.
 _MOST_KNOWN = 4096
-_MOST_BESIDE = 64
 # What a server says that a client could mend: it asked for that server.
 _OK = 200
 
@@ -44,19 +43,20 @@ class ImageIntake:
         self._limits = limits
         self._decoding = Decoding(limits)
         self._clock = clock
-        self._stored: OrderedDict[str, None] = OrderedDict()
+        # The sizes of those that are stored, by object.
+        self._stored: OrderedDict[str, tuple[int, int]] = OrderedDict()
         bus.on_reconnect(self._forget)
 
     async def of(
         self, messages: Sequence[inference_pb2.ChatMessage], card: model_pb2.ModelCard
-    ) -> list[generation_pb2.PromptImage]:
-        """The images of a conversation in order, stored; without places.
+    ) -> list[tokenizer_pb2.StoredImage]:
+        """The images of a conversation in order, stored.
 
         Raises:
             InvalidArgument: the model takes none (IMAGES_UNSUPPORTED), there are too many, or one cannot be
                 fetched or decoded (BAD_IMAGE).
             ResourceExhausted: too many wait to be decoded, or the bucket is full.
-            Unavailable: the model was never loaded (IMAGES_NOT_KNOWN), or NATS does not store them.
+            Unavailable: NATS does not store them.
         """
         given = given_images(messages, most=self._limits.count)
         if not given:
@@ -64,7 +64,7 @@ class ImageIntake:
         _check_model(card, given[0].field)
         return [await self._stored_image(each) for each in given]
 
-    async def _stored_image(self, given: GivenImage) -> generation_pb2.PromptImage:
+    async def _stored_image(self, given: GivenImage) -> tokenizer_pb2.StoredImage:
         data = await self._file(given)
         if not data:
             raise _bad(given.field, "it is empty")
@@ -73,14 +73,16 @@ class ImageIntake:
             raise _bad(given.field, why)
         id_ = await asyncio.to_thread(image_id, data)
         name = object_name(id_, self._clock())
-        if name not in self._stored:
+        size = self._stored.get(name)
+        if size is None:
             pixels = await self._decoding.pixels(data, field=given.field)
             await self._put(name, pixels)
-        self._stored[name] = None
+            size = size_of(pixels)
+        self._stored[name] = size
         self._stored.move_to_end(name)
         if len(self._stored) > _MOST_KNOWN:
             self._stored.popitem(last=False)
-        return generation_pb2.PromptImage(id=id_, object=name)
+        return tokenizer_pb2.StoredImage(id=id_, object=name, width=size[0], height=size[1])
 
     async def _put(self, name: str, pixels: bytes) -> None:
         try:
@@ -119,15 +121,6 @@ def _check_model(card: model_pb2.ModelCard, field: str) -> None:
     if not card.takes_images:
         message = f"the model {card.name!r} takes no images: it has no mmproj"
         raise InvalidArgument(message, field=field, reason="IMAGES_UNSUPPORTED")
-    shape = card.images
-    if not shape.tokens:
-        message = f"how many tokens an image has is known once {card.name!r} was loaded: load it first"
-        raise Unavailable(message, reason="IMAGES_NOT_KNOWN", retry_delay_s=5.0)
-    beside = (*shape.before, *shape.after)
-    is_sound = all(0 <= token < card.vocabulary_size for token in beside) and len(beside) <= _MOST_BESIDE
-    if not is_sound or not FEWEST_TOKENS <= shape.tokens <= MOST_TOKENS:
-        message = f"the worker of {card.name!r} reports no usable images"
-        raise Unavailable(message, reason="IMAGES_NOT_KNOWN")
 
 
 def _bad(field: str, why: str) -> InvalidArgument:

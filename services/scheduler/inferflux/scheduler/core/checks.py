@@ -19,7 +19,7 @@ from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params, check_priority, check_token_ids
 from inferflux.common.heartbeats import MAX_REQUESTS, check_identity, check_requests
-from inferflux.common.images import MAX_IMAGES
+from inferflux.common.images import MAX_PARTS
 from inferflux.common.worker_pools import parse_pools
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
@@ -56,7 +56,7 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
     check_cache_scope(request.cache_scope, "cache_scope")
     if request.model_digest:
         checks.check_token(request.model_digest, "model_digest")
-    checks.check_count(request.images, MAX_IMAGES, "images")
+    checks.check_count(request.images, MAX_PARTS, "images")
     parse_pools(request.worker_pools)
     adapters.check_chosen(request.adapter, request.adapter_digest)
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")

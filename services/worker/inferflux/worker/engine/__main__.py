@@ -160,7 +160,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         speculation_error=backend.speculation_error,
         trials=backend.trials.to_message(),
         device_context=backend.device_context,
-        images=backend.image_shape,
+        takes_images=backend.projector is not None,
         adapters=[engine.load_adapter_now(adapter) for adapter in config.adapters],
     )
     worker.send(engine_pb2.EngineReport(ready=ready))

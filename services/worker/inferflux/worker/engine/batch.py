@@ -45,7 +45,8 @@ class Batch:
             at_end = at + part.n
             first = sequence.position
             tokens = sequence.tokens[first : first + part.n]
-            self.put(at, tokens, seq_id=sequence.seq_id, position=first)
+            position = sequence.images.position(first) if sequence.images else first
+            self.put(at, tokens, seq_id=sequence.seq_id, position=position)
             if part.n_logits:
                 self.logits[at_end - part.n_logits : at_end] = 1
             outputs += part.n_logits
@@ -67,20 +68,20 @@ class Batch:
         self.seq_ids[at:end] = seq_id
         self.logits[at:end] = 0
 
-    def embedded(self, embeddings: NDArray[np.float32], *, seq_id: int, position: int) -> Any:
+    def embedded(self, embeddings: NDArray[np.float32], *, seq_id: int, positions: NDArray[np.int32]) -> Any:
         """A llama_batch of cells of one sequence whose embeddings are given, no logits wanted.
 
         Args:
-            embeddings: of shape (cells, width of the model); to be kept until it is computed.
+            embeddings: of shape (cells, width of the model).
+            positions: of shape (dimensions, cells). Both are to be kept until it is computed.
         """
         n = embeddings.shape[0]
-        self.positions[:n] = self._steps[:n] + position
         self.seq_ids[:n] = seq_id
         self.logits[:n] = 0
         batch = llama.llama_batch()
         batch.n_tokens = n
         batch.embd = _pointer(embeddings, ctypes.c_float)
-        batch.pos, batch.n_seq_id = self._struct.pos, self._struct.n_seq_id
+        batch.pos, batch.n_seq_id = _pointer(positions, ctypes.c_int32), self._struct.n_seq_id
         batch.seq_id, batch.logits = self._struct.seq_id, self._struct.logits
         return batch
 

@@ -23,6 +23,7 @@ from .fit import whole_cells
 from .kv_types import USUAL, KvTypes
 from .load_log import LoadLog
 from .planner import ScheduledTokens
+from .projector import EncodedRun
 from .state import CELL_HEADER_BYTES, StateBytes
 
 _FLASH_ATTENTION = {True: 1, False: 0, None: -1}
@@ -184,15 +185,17 @@ class Context:
         """
         tokens = []
         for part in parts:
-            image = part.sequence.images.at(part.sequence.position) if part.sequence.images else None
-            if image is None:
+            images = part.sequence.images
+            span = images.at(part.sequence.position) if images else None
+            if span is None:
                 tokens.append(part)
-            elif image.embeddings is not None:
-                first = part.sequence.position - image.first
-                self.decode_embeddings(
-                    image.embeddings[first : first + part.n],
+            elif span.encoded is not None:
+                self.decode_image(
+                    span.encoded,
+                    part.sequence.position - span.first,
+                    part.n,
                     seq_id=part.sequence.seq_id,
-                    position=part.sequence.position,
+                    position=images.position(span.first),
                 )
         n_tokens, outputs = self._batch.fill(tokens)
         if n_tokens == 0:
@@ -206,14 +209,29 @@ class Context:
         finally:
             llama.llama_set_abort_callback(self._context, llama.ggml_abort_callback(), None)
 
-    def decode_embeddings(self, embeddings: NDArray[np.float32], *, seq_id: int, position: int) -> None:
-        """Compute cells of one sequence from embeddings of shape (cells, width of the model).
+    def decode_image(self, run: EncodedRun, first: int, n: int, *, seq_id: int, position: int) -> None:
+        """Compute `n` cells of an image, from the cell `first` of a run on.
+
+        Args:
+            position: of the run's first cell.
 
         Raises:
             DecodeError: as `decode`.
         """
-        rows = np.ascontiguousarray(embeddings, np.float32)
-        self._run(self._batch.embedded(rows, seq_id=seq_id, position=position))
+        rows = np.ascontiguousarray(run.embeddings[first : first + n], np.float32)
+        positions = run.offsets(first, n) + np.int32(position)
+        if run.plane is not None:  # the fourth dimension is not used
+            positions = np.concatenate([positions, np.zeros((1, n), np.int32)])
+        positions = np.ascontiguousarray(positions, np.int32)
+        batch = self._batch.embedded(rows, seq_id=seq_id, positions=positions)
+        if not run.is_whole:
+            self._run(batch)
+            return
+        llama.llama_set_causal_attn(self._context, False)
+        try:
+            self._run(batch)
+        finally:
+            llama.llama_set_causal_attn(self._context, True)
 
     def decode_tokens(
         self, tokens: NDArray[np.int32], *, seq_id: int, position: int, rows: int = 1

@@ -8,48 +8,53 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from inferflux.v1 import engine_pb2, generation_pb2
 
-from .projector import ProjectorError
-
-Embeddings = NDArray[np.float32]
+from .projector import EncodedRun, ProjectorError
 
 
 class Encodes(Protocol):
     """Makes embeddings of pixels; `Projector` does."""
 
-    def encode(self, width: int, height: int, rgb: bytes) -> Embeddings: ...
+    @property
+    def has_plane(self) -> bool: ...
+
+    def encode(self, width: int, height: int, rgb: bytes) -> Several[EncodedRun]: ...
 
 
 @dataclass(slots=True, eq=False)
 class ImageSpan:
-    """An image in a prompt.
+    """A run of cells of an image in a prompt.
 
     Attributes:
-        first, end: positions of its cells.
-        embeddings: of shape (cells, width of the model); None until it is encoded.
+        part: which of the image's runs.
+        first, end: indices of its cells.
+        encoded: None until it is.
         error: why it will not be.
     """
 
     id: str
     object: str
+    part: int
     first: int
     end: int
-    embeddings: Embeddings | None = None
+    encoded: EncodedRun | None = None
     error: str = ""
 
 
 class SequenceImages:
-    """The images of one request, in order.
+    """The runs of cells of the images of one request, in order.
 
-    A step of a sequence holds tokens or cells of one image, not both: llama.cpp takes either.
+    A step of a sequence holds tokens or cells of one run, not both: llama.cpp takes either.
+
+    Args:
+        has_plane: whether cells have positions in several dimensions (M-RoPE). A cell's position is then not
+            its index in the sequence, from the first image on: only what is before that is shared.
     """
 
-    def __init__(self, spans: Several[ImageSpan] = ()) -> None:
+    def __init__(self, spans: Several[ImageSpan] = (), *, has_plane: bool = False) -> None:
         self._spans = list(spans)
+        self.has_plane = has_plane and bool(self._spans)
 
     def __bool__(self) -> bool:
         return bool(self._spans)
@@ -57,29 +62,52 @@ class SequenceImages:
     @property
     def is_ready(self) -> bool:
         """Whether all are encoded."""
-        return all(span.embeddings is not None for span in self._spans)
+        return all(span.encoded is not None for span in self._spans)
 
     @property
     def error(self) -> str:
         """Why one of them will not be; "" if all may."""
         return next((span.error for span in self._spans if span.error), "")
 
-    def at(self, position: int) -> ImageSpan | None:
-        """The image that has the cell of this position."""
-        return next((span for span in self._spans if span.first <= position < span.end), None)
+    def at(self, index: int) -> ImageSpan | None:
+        """The run that has the cell of this index."""
+        return next((span for span in self._spans if span.first <= index < span.end), None)
 
-    def computable(self, position: int, n: int) -> int:
-        """How many of the `n` cells from `position` on one step may hold."""
+    def computable(self, index: int, n: int) -> int:
+        """How many of the `n` cells from `index` on one step may hold."""
         for span in self._spans:
-            if position < span.end:
-                limit = span.first if position < span.first else span.end
-                return min(n, limit - position)
+            if index < span.end:
+                limit = span.first if index < span.first else span.end
+                return min(n, limit - index)
         return n
 
-    def whole(self, position: int) -> int:
-        """`position`, or the beginning of the image that it is inside of."""
-        span = self.at(position)
-        return position if span is None else span.first
+    def indivisible(self, index: int) -> int:
+        """How many cells from `index` on one step must hold together; 0: as many as it likes."""
+        span = self.at(index)
+        is_whole = span is not None and span.encoded is not None and span.encoded.is_whole
+        return span.end - index if span is not None and is_whole else 0
+
+    def shareable(self, index: int) -> int:
+        """How many of the cells before `index` others may begin with: runs are whole."""
+        if self.has_plane:
+            return min(index, self._spans[0].first)
+        span = self.at(index)
+        return index if span is None else span.first
+
+    def position(self, index: int) -> int:
+        """The position that llama.cpp has the cell of this index at."""
+        if not self.has_plane:
+            return index
+        position = index
+        for span in self._spans:
+            run = span.encoded
+            if run is None or index < span.first:
+                break
+            if index < span.end:
+                base = position - (index - span.first)
+                return base + int(run.offsets(index - span.first, 1)[0, 0])
+            position -= (span.end - span.first) - run.n_positions
+        return position
 
 
 class Images:
@@ -93,11 +121,11 @@ class Images:
     def __init__(self, encoder: Encodes | None, *, max_bytes: int) -> None:
         self._encoder = encoder
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, Embeddings] = OrderedDict()
+        self._kept: OrderedDict[str, Several[EncodedRun]] = OrderedDict()
         self._kept_bytes = 0
         # Images that are asked for, by object, and those that are being encoded.
         self._asked: dict[str, list[ImageSpan]] = {}
-        self._encoding: dict[str, Future[Embeddings]] = {}
+        self._encoding: dict[str, Future[Several[EncodedRun]]] = {}
         self._news: list[str] = []
         self._encoded = self._hits = 0
         self._thread = ThreadPoolExecutor(1, "images") if encoder is not None else None
@@ -108,15 +136,17 @@ class Images:
 
     def begin(self, images: Several[generation_pb2.PromptImage]) -> SequenceImages:
         """The images of a request, those that are kept encoded already; the others are asked for."""
-        return SequenceImages([self._begun(image) for image in images])
+        has_plane = self._encoder is not None and self._encoder.has_plane
+        return SequenceImages([self._begun(image) for image in images], has_plane=has_plane)
 
     def _begun(self, image: generation_pb2.PromptImage) -> ImageSpan:
-        span = ImageSpan(image.id, image.object, image.position, image.position + image.tokens)
+        end = image.position + image.tokens
+        span = ImageSpan(image.id, image.object, image.part, image.position, end)
         kept = self._kept.get(image.id)
         if kept is not None:
             self._kept.move_to_end(image.id)
-            self._hits += 1
-            span.embeddings = kept
+            self._hits += image.part == 0
+            _settle(span, kept)
         elif self._encoder is None:
             span.error = "this engine takes no images"
         else:
@@ -146,19 +176,16 @@ class Images:
         """Take what is encoded by now."""
         for name in [name for name, future in self._encoding.items() if future.done()]:
             try:
-                embeddings = self._encoding.pop(name).result()
+                runs = self._encoding.pop(name).result()
             except (ProjectorError, MemoryError) as error:
                 self._fail(name, str(error) or "it takes too much memory")
                 continue
             self._encoded += 1
             spans = self._asked.pop(name, [])
             for span in spans:
-                if embeddings.shape[0] == span.end - span.first:
-                    span.embeddings = embeddings
-                else:
-                    span.error = "it was encoded to another number of tokens"
+                _settle(span, runs)
             if spans:
-                self._keep(spans[0].id, embeddings)
+                self._keep(spans[0].id, runs)
 
     def write_stats(self, stats: engine_pb2.StepStats) -> None:
         """Write what happened since the last call, and what is kept."""
@@ -170,12 +197,25 @@ class Images:
         for span in self._asked.pop(name, []):
             span.error = why
 
-    def _keep(self, id_: str, embeddings: Embeddings) -> None:
-        if embeddings.nbytes > self._max_bytes:
+    def _keep(self, id_: str, runs: Several[EncodedRun]) -> None:
+        n_bytes = _bytes_of(runs)
+        if n_bytes > self._max_bytes:
             return
         if id_ not in self._kept:
-            self._kept[id_] = embeddings
-            self._kept_bytes += embeddings.nbytes
+            self._kept[id_] = runs
+            self._kept_bytes += n_bytes
         while self._kept_bytes > self._max_bytes:
             _, gone = self._kept.popitem(last=False)
-            self._kept_bytes -= gone.nbytes
+            self._kept_bytes -= _bytes_of(gone)
+
+
+def _settle(span: ImageSpan, runs: Several[EncodedRun]) -> None:
+    """Give a span its run, if that has the cells which the prompt has for it."""
+    if span.part < len(runs) and runs[span.part].embeddings.shape[0] == span.end - span.first:
+        span.encoded = runs[span.part]
+    else:
+        span.error = "it was encoded to other numbers of tokens"
+
+
+def _bytes_of(runs: Several[EncodedRun]) -> int:
+    return sum(run.embeddings.nbytes for run in runs)

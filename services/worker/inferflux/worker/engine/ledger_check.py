@@ -28,17 +28,24 @@ class Difference:
 
 
 def difference(
-    seq_id: int, counted: int, positions: tuple[int, int], *, holds_all: bool
+    seq_id: int,
+    counted: int,
+    positions: tuple[int, int],
+    *,
+    holds_all: bool,
+    last_wanted: int | None = None,
 ) -> Difference | None:
     """What differs, if anything.
 
     Args:
         positions: the first and the last one by llama.cpp's own view; -1 for none.
+        last_wanted: the position of the last cell that is counted; None: each has the position after that of
+            the cell before it.
         holds_all: whether the model's memory holds every position, and not only the last ones.
     """
     first, last = positions
     is_first_right = first == (0 if counted else -1) or (not holds_all and counted > 0)
-    if last == counted - 1 and is_first_right:
+    if last == (counted - 1 if last_wanted is None else last_wanted) and is_first_right:
         return None
     return Difference(seq_id, counted, first, last)
 

@@ -177,7 +177,7 @@ class Memory:
             sequence.cache_scope, tokens, is_first=is_first, had_hit=sequence.had_hit
         )
         if holder is not None and sequence.images:
-            whole = sequence.images.whole(matched)
+            whole = sequence.images.shareable(matched)
             if whole < matched and not self._cache.sharing.is_divisible:
                 whole = 0
             matched, holder = (whole, holder) if whole else (0, None)
@@ -191,15 +191,18 @@ class Memory:
 
     def make_checkpoint(self, sequence: Sequence) -> None:
         """Keep what is computed of a loaded sequence for others, while it goes on."""
+        if sequence.images.shareable(sequence.position) < sequence.position:
+            return
         tokens = sequence.tokens[: sequence.position].copy()
         self.prefixes.make_checkpoint(sequence.seq_id, sequence.cache_scope, tokens)
 
     def complete_prefill(self, sequence: Sequence) -> None:
         """All that is known of a loaded sequence is computed: others can share it."""
         self.end_prefill_context(sequence)
-        tokens = sequence.tokens[: sequence.position]
-        self.prefixes.hold(sequence.seq_id, sequence.cache_scope, tokens)
-        if 0 < self._disk_prompt_tokens <= sequence.position:
+        shareable = sequence.images.shareable(sequence.position)
+        if shareable == sequence.position or (shareable and self._cache.sharing.is_divisible):
+            self.prefixes.hold(sequence.seq_id, sequence.cache_scope, sequence.tokens[:shareable])
+        if 0 < self._disk_prompt_tokens <= shareable == sequence.position:
             self._saved.keep_on_disk(sequence)
 
     def begin_prefill_context(self, sequence: Sequence) -> None:
@@ -283,12 +286,20 @@ class Memory:
     def remove(self, sequence: Sequence) -> None:
         """Free everything of `sequence`, which leaves; what is computed of it may stay as a cached prefix."""
         if sequence.is_loaded and sequence.position and not sequence.in_prefill_context:
-            self.prefixes.keep(
-                sequence.seq_id, sequence.cache_scope, sequence.tokens[: sequence.position].copy()
-            )
-            sequence.seq_id = NO_SEQ_ID
+            self._keep(sequence)
         self._empty(sequence)
         self._saved.leave(sequence)
+
+    def _keep(self, sequence: Sequence) -> None:
+        """Keep what others can begin with of a loaded sequence that leaves, if anything."""
+        shareable = sequence.images.shareable(sequence.position)
+        if shareable < sequence.position:
+            if not shareable or not self._cache.sharing.is_divisible:
+                return
+            self._seq_ids.cut(sequence.seq_id, shareable)
+        tokens = sequence.tokens[:shareable].copy()
+        self.prefixes.keep(sequence.seq_id, sequence.cache_scope, tokens)
+        sequence.seq_id = NO_SEQ_ID
 
     def store(self, limit_s: float) -> tuple[int, int]:
         """Put what is worth it of the cached prefixes and of host memory on disk, within `limit_s`.
@@ -326,10 +337,12 @@ class Memory:
             sequence = sequences.get(seq_id)
             if sequence is not None and sequence.in_prefill_context:
                 continue
+            cells = self.ledger.cells_of(seq_id)
             found = difference(
                 seq_id,
-                self.ledger.cells_of(seq_id),
+                cells,
                 self._cache.positions(seq_id),
+                last_wanted=sequence.images.position(cells - 1) if sequence is not None else None,
                 holds_all=self._cache.sharing.is_divisible,
             )
             if found is not None:

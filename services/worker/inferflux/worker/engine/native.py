@@ -15,6 +15,7 @@ import math
 import re
 import time
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,13 @@ from numpy.typing import NDArray
 
 from inferflux.common.checks import MAX_SEQUENCES
 from inferflux.common.cores import usable_cores
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.free_memory import at_most, free_bytes
 from inferflux.common.llama.native import first_log_error, llama, log_errors, reading_log
-from inferflux.common.llama.vocab import Vocab
-from inferflux.v1 import engine_pb2, generation_pb2
+from inferflux.common.llama.vocab import Vocab, VocabError
+from inferflux.common.memory_file import path_of
+from inferflux.v1 import engine_pb2
+from inferflux.worker.mmproj_file import read_projection
 
 from .adapters import AdapterError
 from .compaction import MoveCost
@@ -163,21 +167,24 @@ class Backend:
         if not config.mmproj_path:
             return None
         try:
-            return Projector(
-                config.mmproj_path,
-                self._model,
-                width=int(llama.llama_model_n_embd_inp(self._model)),
-                threads=self._threads,
-                flash_attention=self._main.flash_attention,
-                use_gpu=self._placement.offloads_here,
-            )
-        except ProjectorError as error:
+            projection = read_projection(Path(config.mmproj_path), field="mmproj")
+            vocab = Vocab.load(Path(config.model_path))
+            with path_of(projection.skeleton) as skeleton:
+                projector = Projector(
+                    config.mmproj_path,
+                    self._model,
+                    skeleton=str(skeleton),
+                    vocab=vocab,
+                    width=int(llama.llama_model_n_embd_inp(self._model)),
+                    most_whole=min(self._main.batch_tokens, self._main.physical_batch),
+                    threads=self._threads,
+                    flash_attention=self._main.flash_attention,
+                    use_gpu=self._placement.offloads_here,
+                )
+            vocab.close()
+            return projector
+        except (ProjectorError, VocabError, InvalidArgument) as error:
             raise LoadError(f"{config.model_path}: its mmproj {config.mmproj_path}: {error}") from None
-
-    @property
-    def image_shape(self) -> generation_pb2.ImageShape | None:
-        """How prompts hold images; None where they hold none."""
-        return self.projector.shape if self.projector is not None else None
 
     @property
     def prefill_cells(self) -> int:

@@ -181,7 +181,7 @@ def plan_step(
     for sequence in prefilling:
         if left <= 0:
             break
-        n = min(left, sequence.n_computable)
+        n = max(min(left, sequence.n_computable), sequence.n_indivisible)
         parts.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))
         left -= n
     return StepPlan(
@@ -199,6 +199,8 @@ def plan_of(
     """The step that computes the given number of tokens of each sequence."""
     plan = StepPlan([], [], in_prefill_context, is_long, adapter)
     for sequence, n in grants:
+        if sequence.is_prefilling and n < sequence.n_indivisible:
+            continue
         part = plan.prefilling if sequence.is_prefilling else plan.decoding
         part.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))
     return plan

@@ -1,4 +1,4 @@
-"""libmtmd: turns the pixels of an image into the embeddings that a model's cells are computed from.
+"""A model's projector: turns the pixels of an image into what the model computes cells from.
 
 It never reads an image's file: the gateway has decoded it.
 """
@@ -6,148 +6,187 @@ It never reads an image's file: the gateway has decoded it.
 from __future__ import annotations
 
 import ctypes
-import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.images import FEWEST_TOKENS, MOST_TOKENS
-from inferflux.common.llama.native import capture_log_of, first_log_error, log_errors
-from inferflux.v1 import generation_pb2
+from inferflux.common.llama.mtmd import IMAGE, Layout, Mtmd, MtmdError
+from inferflux.common.llama.native import first_log_error
+from inferflux.common.llama.vocab import Vocab
 
 Embeddings = NDArray[np.float32]
 
-_MARKER = b"<__inferflux_image__>"
-_FLASH_ATTENTION = {True: 1, False: 0}
-# Sizes that an image is tried in: a projector whose tokens depend on the size is not served.
-_TRIAL_SIZES = ((64, 64), (640, 160), (160, 640), (1024, 1024))
-_TEXT, _IMAGE = 0, 1
+# Sizes that an image is tried in when the projector is loaded.
+_TRIAL_SIZES = ((64, 64), (640, 160), (160, 640), (1024, 1024), (1536, 999))
+_AXES = 4
 
 
 class ProjectorError(Exception):
     """The projector cannot be used with the model; says why."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedRun:
+    """A run of an image's cells.
+
+    Attributes:
+        embeddings: of shape (cells, width of the model).
+        n_positions: how far the position after the run is from that of its first cell.
+        plane: of shape (3, cells): how far each cell is from the first one in time, down and across; None:
+            the cells follow each other.
+        is_whole: whether the cells look at each other (non-causal attention): one step computes all.
+    """
+
+    embeddings: Embeddings
+    n_positions: int
+    plane: NDArray[np.int32] | None = None
+    is_whole: bool = False
+
+    def offsets(self, first: int, n: int) -> NDArray[np.int32]:
+        """How far `n` cells from the cell `first` on are from the run's first position: of shape (dimensions,
+        n)."""
+        if self.plane is None:
+            return np.arange(first, first + n, dtype=np.int32)[None]
+        return self.plane[:, first : first + n]
+
+
 class Projector:
     """A model's projector. One thread may call it, beside the one that computes the model.
 
+    Args:
+        path: its file. skeleton: what gateways count tokens with.
+        vocab: the model's vocabulary, loaded without the model, as gateways have it.
+        width: of the model's embeddings.
+        most_whole: cells that one step may compute where they look at each other.
+
     Attributes:
-        shape: how prompts hold its images.
+        has_plane: whether cells have positions in several dimensions (M-RoPE).
 
     Raises:
-        ProjectorError: no projector, one of another model, or one whose images do not fill a fixed number of
-            cells one after the other.
+        ProjectorError: no projector, one of another model, or one whose images cannot be served; says why.
     """
 
     def __init__(
-        self, path: str, model: Any, *, width: int, threads: int, flash_attention: bool, use_gpu: bool
+        self,
+        path: str,
+        model: Any,
+        *,
+        skeleton: str,
+        vocab: Vocab,
+        width: int,
+        most_whole: int,
+        threads: int,
+        flash_attention: bool,
+        use_gpu: bool,
     ) -> None:
-        log_errors.clear()
-        self._mtmd: Any = importlib.import_module("llama_cpp.mtmd_cpp")
-        capture_log_of(self._mtmd.mtmd_log_set)
         self._width = width
-        params = self._mtmd.mtmd_context_params_default()
-        params.use_gpu = use_gpu
-        params.print_timings = False
-        params.n_threads = threads
-        params.media_marker = _MARKER
-        params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
-        params.warmup = False
-        self._context = self._mtmd.mtmd_init_from_file(path.encode(), model, params)
-        if not self._context:
-            raise ProjectorError(first_log_error("it is no projector of this model"))
-        if not self._mtmd.mtmd_support_vision(self._context):
-            raise ProjectorError("it encodes no images")
-        if self._mtmd.mtmd_decode_use_mrope(self._context):
-            raise ProjectorError("images take positions in several dimensions (M-RoPE), which is not served")
-        self.shape = self._find_shape()
+        self._most_whole = most_whole
+        try:
+            self._mtmd = Mtmd(path, model, threads=threads, flash_attention=flash_attention, use_gpu=use_gpu)
+            self.has_plane = bool(self._mtmd.library.mtmd_decode_use_mrope(self._mtmd.context))
+            counter = Mtmd(skeleton, vocab.model)
+            try:
+                for size in _TRIAL_SIZES:
+                    self._try(size, counter, vocab)
+            finally:
+                counter.close()
+        except MtmdError as error:
+            raise ProjectorError(str(error)) from None
 
     def close(self) -> None:
-        self._mtmd.mtmd_free(self._context)
+        self._mtmd.close()
 
-    def encode(self, width: int, height: int, rgb: bytes) -> Embeddings:
-        """The embeddings of an image's tokens, of shape (tokens, width of the model).
+    def encode(self, width: int, height: int, rgb: bytes) -> Sequence[EncodedRun]:
+        """The runs of an image's cells.
 
         Raises:
-            ProjectorError: libmtmd failed, or gave other numbers of tokens than before.
+            ProjectorError: libmtmd failed.
         """
-        with self._chunks(width, height, rgb) as chunks:
-            image = next((chunk for chunk in chunks if self._type(chunk) == _IMAGE), None)
-            if image is None:
-                raise ProjectorError("libmtmd made no tokens of the image")
-            n = int(self._mtmd.mtmd_input_chunk_get_n_tokens(image))
-            if n != self.shape.tokens:
-                raise ProjectorError(f"the image has {n} tokens, and not {self.shape.tokens}")
-            if self._mtmd.mtmd_encode_chunk(self._context, image) != 0:
-                raise ProjectorError(first_log_error("libmtmd could not encode the image"))
-            pointer = self._mtmd.mtmd_get_output_embd(self._context)
-            address = ctypes.cast(pointer, ctypes.c_void_p).value
-            if not address:
-                raise ProjectorError("libmtmd gave no embeddings")
-            raw = (ctypes.c_float * (n * self._width)).from_address(address)
-            embeddings: Embeddings = np.ctypeslib.as_array(raw).reshape(n, self._width).copy()
+        try:
+            with self._mtmd.chunks([(width, height)], rgb) as chunks:
+                return [self._encoded(c) for c in chunks if self._mtmd.type_of(c) == IMAGE]
+        except MtmdError as error:
+            raise ProjectorError(str(error)) from None
+
+    def _encoded(self, chunk: Any) -> EncodedRun:
+        mtmd, context = self._mtmd.library, self._mtmd.context
+        n = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
+        if mtmd.mtmd_encode_chunk(context, chunk) != 0:
+            raise ProjectorError(first_log_error("libmtmd could not encode the image"))
+        address = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.c_void_p).value
+        if not address:
+            raise ProjectorError("libmtmd gave no embeddings")
+        raw = (ctypes.c_float * (n * self._width)).from_address(address)
+        embeddings: Embeddings = np.ctypeslib.as_array(raw).reshape(n, self._width).copy()
         if not np.isfinite(embeddings).all():
             raise ProjectorError("the projector gives numbers that are not finite")
-        return embeddings
+        is_whole = self._is_whole(chunk)
+        if is_whole and n > self._most_whole:
+            raise ProjectorError(self._too_whole(n))
+        n_positions = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
+        return EncodedRun(embeddings, n_positions, self._plane(chunk, n), is_whole)
 
-    def _find_shape(self) -> generation_pb2.ImageShape:
-        shapes = {self._shape_of(*size) for size in _TRIAL_SIZES}
-        if len(shapes) > 1:
-            raise ProjectorError("its images take a number of tokens that depends on their size")
-        tokens, before, after = shapes.pop()
-        if not FEWEST_TOKENS <= tokens <= MOST_TOKENS:
-            message = f"an image takes {tokens} tokens; {FEWEST_TOKENS} to {MOST_TOKENS} are served"
-            raise ProjectorError(message)
-        return generation_pb2.ImageShape(tokens=tokens, before=before, after=after)
+    def _is_whole(self, chunk: Any) -> bool:
+        return bool(self._mtmd.library.mtmd_decode_use_non_causal(self._mtmd.context, chunk))
 
-    def _shape_of(self, width: int, height: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """(tokens of an image of this size, token ids before it, token ids after it)."""
-        with self._chunks(width, height, bytes(3 * width * height)) as chunks:
-            kinds = [self._type(chunk) for chunk in chunks]
-            if kinds.count(_IMAGE) != 1:
-                raise ProjectorError("it cuts images into several, which is not served")
-            at = kinds.index(_IMAGE)
-            image = chunks[at]
-            if self._mtmd.mtmd_decode_use_non_causal(self._context, image):
-                raise ProjectorError(
-                    "the cells of an image look at each other (non-causal), which is not served"
-                )
-            n = int(self._mtmd.mtmd_input_chunk_get_n_tokens(image))
-            if int(self._mtmd.mtmd_input_chunk_get_n_pos(image)) != n:
-                raise ProjectorError("an image takes another number of positions than of cells")
-            before = tuple(token for chunk in chunks[:at] for token in self._ids(chunk))
-            after = tuple(token for chunk in chunks[at + 1 :] for token in self._ids(chunk))
-        return n, before, after
+    def _too_whole(self, n: int) -> str:
+        return (
+            f"the {n} cells of an image look at each other, and a step computes {self._most_whole}: "
+            "INFERFLUX_WORKER_BATCH_TOKENS is too small, or the projector is not served"
+        )
 
-    @contextmanager
-    def _chunks(self, width: int, height: int, rgb: bytes) -> Iterator[list[Any]]:
-        """What libmtmd makes of one image."""
-        mtmd = self._mtmd
-        pixels = (ctypes.c_uint8 * len(rgb)).from_buffer_copy(rgb)
-        bitmap = mtmd.mtmd_bitmap_init(width, height, pixels)
-        chunks = mtmd.mtmd_input_chunks_init()
-        try:
-            text = mtmd.mtmd_input_text(
-                text=_MARKER, text_len=len(_MARKER), add_special=False, parse_special=True
-            )
-            bitmaps = (ctypes.c_void_p * 1)(bitmap)
-            if mtmd.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1) != 0:
-                raise ProjectorError(first_log_error("libmtmd could not take the image"))
-            n = mtmd.mtmd_input_chunks_size(chunks)
-            yield [mtmd.mtmd_input_chunks_get(chunks, i) for i in range(n)]
-        finally:
-            mtmd.mtmd_input_chunks_free(chunks)
-            mtmd.mtmd_bitmap_free(bitmap)
+    def _plane(self, chunk: Any, n: int) -> NDArray[np.int32] | None:
+        """See `EncodedRun`."""
+        if not self.has_plane:
+            return None
+        mtmd = self._mtmd.library
+        image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        found = (mtmd.mtmd_decoder_pos * n)()
+        mtmd.mtmd_helper_image_get_decoder_pos(image, 0, found)
+        places = np.frombuffer(found, np.uint32).reshape(n, _AXES).astype(np.int32)
+        time, across, down, other = places.T
+        if other.any() or time.any():
+            raise ProjectorError("its cells have positions of a kind that is not served")
+        return np.ascontiguousarray(np.stack([time, down, across]))
 
-    def _type(self, chunk: Any) -> int:
-        return int(self._mtmd.mtmd_input_chunk_get_type(chunk))
+    def _try(self, size: tuple[int, int], counter: Mtmd, vocab: Vocab) -> None:
+        """See that an image of this size can be served.
 
-    def _ids(self, chunk: Any) -> list[int]:
-        if self._type(chunk) != _TEXT:
-            raise ProjectorError("it encodes more than images")
-        n = ctypes.c_size_t()
-        ids = self._mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
-        return [int(ids[i]) for i in range(n.value)]
+        Raises:
+            MtmdError, ProjectorError: it cannot.
+        """
+        with self._mtmd.chunks([size, size]) as chunks:
+            pieces = [self._mtmd.piece(chunk) for chunk in chunks]
+            runs = [chunk for chunk in chunks if self._mtmd.type_of(chunk) == IMAGE]
+            cells = [int(self._mtmd.library.mtmd_input_chunk_get_n_tokens(run)) for run in runs]
+            for run, n in zip(runs, cells, strict=True):
+                self._plane(run, n)  # raises where it cannot be served
+                if self._is_whole(run) and n > self._most_whole:
+                    raise ProjectorError(self._too_whole(n))
+        layout = self._mtmd.layout(*size)
+        if _joined(pieces) != _joined(layout + layout):
+            raise ProjectorError("an image's cells depend on what is before it, which is not served")
+        if counter.layout(*size) != layout:
+            raise ProjectorError("the tokens of its images cannot be counted without its weights")
+        for piece in layout:
+            if isinstance(piece, int) and not FEWEST_TOKENS <= piece <= MOST_TOKENS:
+                message = f"an image takes {piece} tokens; {FEWEST_TOKENS} to {MOST_TOKENS} are served"
+                raise ProjectorError(message)
+            if not isinstance(piece, int) and any(not 0 <= token < vocab.size for token in piece):
+                raise ProjectorError("the vocabulary lacks tokens that it puts around images")
+
+
+def _joined(layout: Layout) -> Layout:
+    """The same with token ids that follow each other as one piece."""
+    joined: Layout = []
+    for piece in layout:
+        last = joined[-1] if joined else None
+        if isinstance(last, list) and isinstance(piece, list):
+            joined[-1] = last + piece
+        else:
+            joined.append(piece)
+    return joined

@@ -93,7 +93,12 @@ class SavedStates:
         has_room = self._tiers.has_room(n_bytes, sequence.order)
         if not has_room and not self._tiers.wants(sequence.cache_scope, tokens, n_bytes):
             return None
-        envelope = self._copied(sequence.seq_id, sequence.cache_scope, tokens, n_bytes, self._longest_copy_s)
+        limit_s = self._longest_copy_s
+        if sequence.images.has_plane:  # its first cells alone are not at their first positions
+            rates = self._tiers.rates
+            if rates.copied_within(limit_s, sequence.position, n_bytes) < sequence.position:
+                return None
+        envelope = self._copied(sequence.seq_id, sequence.cache_scope, tokens, n_bytes, limit_s)
         if envelope is None:
             return None
         losers = self._tiers.hold(envelope, sequence)
@@ -263,7 +268,7 @@ class SavedStates:
         if fetch.is_done:
             envelope = self._tiers.fetched(fetch)
             # Images are whole, or computed again: their placeholders may begin alike.
-            usable = sequence.images.whole(fetch.tokens)
+            usable = sequence.images.shareable(fetch.tokens)
             if usable < fetch.tokens and not self._tiers.is_divisible:
                 usable = 0
             if envelope is not None and usable:

@@ -187,6 +187,11 @@ class Sequence:
         return self.images.computable(self.position, n) if self.images else n
 
     @property
+    def n_indivisible(self) -> int:
+        """Of those, how many a step computes together or not at all."""
+        return self.images.indivisible(self.position) if self.images else 0
+
+    @property
     def is_prefilling(self) -> bool:
         return self.phase is Phase.PREFILL
 
@@ -244,7 +249,7 @@ class Sequence:
 
     def note_checkpoint(self, position: int) -> None:
         """Others may begin at `position`, or at what was noted before if that is farther."""
-        self.checkpoint_at = max(self.checkpoint_at, position)
+        self.checkpoint_at = max(self.checkpoint_at, self.images.shareable(position))
 
     def discard(self) -> None:
         """Nothing is computed any more: all of it is prefilled again, or found."""

@@ -1,0 +1,120 @@
+"""libmtmd: how a model's prompts hold images, and what encodes them.
+
+An image becomes pieces: token ids around it, and runs of cells. How many there are depends on the projector
+and on the image's size alone, so libmtmd tells it without pixels, and without the projector's weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .native import capture_log_of, first_log_error, log_errors
+
+Layout = list[list[int] | int]
+"""The pieces of an image: token ids, or the number of cells of a run."""
+
+TEXT, IMAGE = 0, 1
+_MARKER = b"<__inferflux_image__>"
+_FLASH_ATTENTION = {True: 1, False: 0}
+
+
+class MtmdError(Exception):
+    """libmtmd cannot use the projector, or the image; says why."""
+
+
+class Mtmd:
+    """A loaded projector. `layout` may be called by several threads at once.
+
+    Args:
+        path: a GGUF file that llama.cpp calls mmproj, or one that `skeleton_of` made.
+        model: llama.cpp's. Its vocabulary is enough to count tokens.
+
+    Raises:
+        MtmdError: no projector, or one of another model.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        model: Any,
+        *,
+        threads: int = 1,
+        flash_attention: bool = False,
+        use_gpu: bool = False,
+    ) -> None:
+        log_errors.clear()
+        self.library: Any = importlib.import_module("llama_cpp.mtmd_cpp")
+        capture_log_of(self.library.mtmd_log_set)
+        params = self.library.mtmd_context_params_default()
+        params.use_gpu = use_gpu
+        params.print_timings = False
+        params.n_threads = threads
+        params.media_marker = _MARKER
+        params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
+        params.warmup = False
+        self.context = self.library.mtmd_init_from_file(str(path).encode(), model, params)
+        if not self.context:
+            raise MtmdError(first_log_error("it is no projector of this model"))
+        if not self.library.mtmd_support_vision(self.context):
+            self.close()
+            raise MtmdError("it encodes no images")
+
+    def close(self) -> None:
+        self.library.mtmd_free(self.context)
+
+    def layout(self, width: int, height: int) -> Layout:
+        """The pieces of an image of this size.
+
+        Raises:
+            MtmdError: libmtmd cannot take it.
+        """
+        with self.chunks([(width, height)]) as chunks:
+            return [self.piece(chunk) for chunk in chunks]
+
+    @contextmanager
+    def chunks(self, sizes: Sequence[tuple[int, int]], rgb: bytes | None = None) -> Iterator[list[Any]]:
+        """What libmtmd makes of images that follow each other. They are freed at the end of the block.
+
+        Args:
+            rgb: pixels of the only image; None: chunks that can be counted, and not encoded.
+
+        Raises:
+            MtmdError: libmtmd cannot take them.
+        """
+        mtmd = self.library
+        pixels = None if rgb is None else (ctypes.c_uint8 * len(rgb)).from_buffer_copy(rgb)
+        bitmaps = [mtmd.mtmd_bitmap_init(width, height, pixels) for width, height in sizes]
+        chunks = mtmd.mtmd_input_chunks_init()
+        markers = _MARKER * len(bitmaps)
+        try:
+            text = mtmd.mtmd_input_text(
+                text=markers, text_len=len(markers), add_special=False, parse_special=True
+            )
+            listed = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
+            if mtmd.mtmd_tokenize(self.context, chunks, ctypes.byref(text), listed, len(bitmaps)) != 0:
+                raise MtmdError(first_log_error("libmtmd could not take the image"))
+            n = mtmd.mtmd_input_chunks_size(chunks)
+            yield [mtmd.mtmd_input_chunks_get(chunks, i) for i in range(n)]
+        finally:
+            mtmd.mtmd_input_chunks_free(chunks)
+            for bitmap in bitmaps:
+                mtmd.mtmd_bitmap_free(bitmap)
+
+    def piece(self, chunk: Any) -> list[int] | int:
+        """The token ids of a chunk, or how many cells it has."""
+        kind = self.type_of(chunk)
+        if kind == IMAGE:
+            return int(self.library.mtmd_input_chunk_get_n_tokens(chunk))
+        if kind != TEXT:
+            raise MtmdError("it encodes more than images")
+        n = ctypes.c_size_t()
+        ids = self.library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
+        return [int(ids[i]) for i in range(n.value)]
+
+    def type_of(self, chunk: Any) -> int:
+        return int(self.library.mtmd_input_chunk_get_type(chunk))

@@ -1,0 +1,14 @@
+"""What a tokenizer process cannot do, and whose fault that is."""
+
+from __future__ import annotations
+
+from inferflux.v1 import tokenizer_pb2
+
+
+class TokenizerFaultError(Exception):
+    """A request to the tokenizer process that cannot be fulfilled."""
+
+    def __init__(self, fault: tokenizer_pb2.TokenizerFault.ValueType, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.message = message

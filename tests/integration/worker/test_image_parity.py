@@ -1,0 +1,241 @@
+"""Images of each kind of projector: the engine computes what libmtmd's own loop computes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness.gguf_files import DIM, Gguf
+from harness.model_kinds import seeing_model
+from harness.projectors import (
+    non_causal_projector,
+    plane_projector,
+    sized_projector,
+    sliced_projector,
+    tiny_projector,
+)
+from harness.serving import Served, load
+from harness.worker import batch_item
+
+from inferflux.common.images import image_id
+from inferflux.common.llama.native import llama
+from inferflux.gateway.tokenizer import PromptIds, Tokenizer
+from inferflux.v1 import engine_pb2, inference_pb2, tokenizer_pb2, worker_pb2
+from inferflux.worker.engine.native import Backend
+from inferflux.worker.mmproj_file import read_projection
+
+KINDS: dict[str, tuple[str, Callable[[int], Gguf]]] = {
+    "fixed": ("llama", tiny_projector),
+    "non-causal": ("llama", non_causal_projector),
+    "sized": ("llama", sized_projector),
+    "sliced": ("llama", sliced_projector),
+    "plane": ("qwen2vl", plane_projector),
+}
+N_GENERATED = 4
+N_TOP = 20
+
+
+def pixels(seed: int, width: int, height: int) -> bytes:
+    return np.random.default_rng(seed).integers(0, 256, 3 * width * height, np.uint8).tobytes()
+
+
+@dataclass(slots=True)
+class Picture:
+    """Pixels, and their names."""
+
+    seed: int
+    width: int
+    height: int
+
+    @property
+    def rgb(self) -> bytes:
+        return pixels(self.seed, self.width, self.height)
+
+    @property
+    def stored(self) -> tokenizer_pb2.StoredImage:
+        id_ = image_id(self.rgb)
+        return tokenizer_pb2.StoredImage(id=id_, object=f"{id_}.1", width=self.width, height=self.height)
+
+
+class World:
+    """A model with a projector, served by an engine, and a gateway's tokenizer for it."""
+
+    def __init__(self, kind: str, folder: Path, **options: Any) -> None:
+        architecture, make = KINDS[kind]
+        path, mmproj = folder / "m.gguf", folder / "mmproj.gguf"
+        path.write_bytes(seeing_model(architecture).data())
+        mmproj.write_bytes(make(DIM).data())
+        self.backend: Backend = load(path, mmproj_path=str(mmproj), **options)
+        self.served = Served(self.backend)
+        self.tokenizer = Tokenizer(path, max_rendered_bytes=1 << 20)
+        self._skeleton = folder / "skeleton.gguf"
+        self._skeleton.write_bytes(read_projection(mmproj, field="mmproj").skeleton)
+
+    def prompt(self, before: str, *rest: Picture | str) -> PromptIds:
+        """Texts and pictures, a line each."""
+        message = inference_pb2.ChatMessage(role="user")
+        for part in (before, *rest):
+            if isinstance(part, str):
+                message.parts.add(text=part)
+            else:
+                message.parts.add(image=inference_pb2.ImageInput())
+        pictures = [part for part in rest if isinstance(part, Picture)]
+        for picture in pictures:
+            name = picture.stored.object
+            self.served.pictures[name] = engine_pb2.EngineImage(
+                object=name, width=picture.width, height=picture.height, rgb=picture.rgb
+            )
+        rendered = self.tokenizer.render([message])
+        stored = [picture.stored for picture in pictures]
+        return self.tokenizer.tokenize_rendered(rendered, 0, stored, self._skeleton)
+
+    def item(self, name: str, prompt: PromptIds, *, n: int = N_GENERATED) -> worker_pb2.BatchItem:
+        item = batch_item(name, prompt=prompt.ids, max_tokens=n)
+        item.request.images.extend(prompt.images)
+        item.request.params.sampling.logprobs = N_TOP
+        return item
+
+    def answer(self, name: str) -> list[tuple[int, dict[int, float]]]:
+        """Each token of an answer, and the likely ones in its place."""
+        chunks = [chunk for chunk in self.served.chunks if chunk.request_id == name]
+        return [
+            (each.chosen.token_id, {top.token_id: top.logprob for top in each.top})
+            for chunk in chunks
+            for each in chunk.logprobs
+        ]
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return World(request.param, tmp_path)
+
+
+class Reference:
+    """libmtmd's own loop on a context of its own."""
+
+    def __init__(self, backend: Backend) -> None:
+        assert backend.projector is not None
+        self._mtmd, self._model = backend.projector._mtmd, backend._model
+        self._vocabulary = backend.vocab.size
+        params = llama.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = 4096, 512, 512
+        params.n_threads = params.n_threads_batch = 1
+        params.flash_attn_type = 1
+        self._context = llama.llama_init_from_model(self._model, params)
+        self._past = 0
+
+    def close(self) -> None:
+        llama.llama_free(self._context)
+
+    def text(self, ids: list[int]) -> np.ndarray[Any, Any]:
+        """Log-probabilities after the last of these tokens."""
+        row = np.empty(0)
+        for token in ids:
+            held = (ctypes.c_int32 * 1)(token)
+            batch = llama.llama_batch_get_one(held, 1)
+            batch.pos = (ctypes.c_int32 * 1)(self._past)
+            assert llama.llama_decode(self._context, batch) == 0
+            self._past += 1
+            pointer = llama.llama_get_logits_ith(self._context, -1)
+            row = np.ctypeslib.as_array(pointer, (self._vocabulary,)).astype(np.float64)
+        shifted: np.ndarray[Any, Any] = row - row.max()
+        return shifted - float(np.log(np.exp(shifted).sum()))
+
+    def image(self, picture: Picture) -> None:
+        library = self._mtmd.library
+        pixels_ = (ctypes.c_uint8 * len(picture.rgb)).from_buffer_copy(picture.rgb)
+        bitmap = library.mtmd_bitmap_init(picture.width, picture.height, pixels_)
+        chunks = library.mtmd_input_chunks_init()
+        marker = library.mtmd_get_marker(self._mtmd.context)
+        text = library.mtmd_input_text(
+            text=marker, text_len=len(marker), add_special=False, parse_special=True
+        )
+        bitmaps = (ctypes.c_void_p * 1)(bitmap)
+        assert library.mtmd_tokenize(self._mtmd.context, chunks, ctypes.byref(text), bitmaps, 1) == 0
+        past = ctypes.c_int32()
+        done = library.mtmd_helper_eval_chunks(
+            self._mtmd.context, self._context, chunks, self._past, 0, 512, False, ctypes.byref(past)
+        )
+        assert done == 0
+        self._past = past.value
+        library.mtmd_input_chunks_free(chunks)
+        library.mtmd_bitmap_free(bitmap)
+
+
+@pytest.fixture
+def reference(world: World) -> Iterator[Reference]:
+    made = Reference(world.backend)
+    yield made
+    made.close()
+
+
+def agrees(answer: list[tuple[int, dict[int, float]]], reference: Reference, row: Any) -> None:
+    """The likely tokens of each place are as likely by the reference, which is given the same tokens."""
+    assert len(answer) == N_GENERATED
+    for token, top in answer:
+        assert max(abs(row[each] - logprob) for each, logprob in top.items()) < 0.02
+        row = reference.text([token])
+
+
+ONE, TWO = Picture(1, 150, 90), Picture(2, 64, 200)
+
+
+def texts_of(world: World, text: str) -> list[int]:
+    return world.tokenizer.tokenize_rendered(
+        world.tokenizer.render([inference_pb2.ChatMessage(role="user", content=text)]), 0
+    ).ids
+
+
+def test_what_follows_images_is_as_likely_as_by_libmtmd(world: World, reference: Reference) -> None:
+    prompt = world.prompt("hello there", ONE, "and", TWO, "what is it?")
+    world.served.run(world.item("r", prompt))
+    reference.text(texts_of(world, "hello there\n"))
+    reference.image(ONE)
+    reference.text(texts_of(world, "\nand\n")[1:])
+    reference.image(TWO)
+    row = reference.text(texts_of(world, "\nwhat is it?")[1:])
+    agrees(world.answer("r"), reference, row)
+
+
+def test_the_image_decides_what_follows(world: World) -> None:
+    other = Picture(3, ONE.width, ONE.height)
+    for name, picture in (("a", ONE), ("b", other)):
+        world.served.run(world.item(name, world.prompt("hello there", picture, "what?")))
+    (_, first), (_, second) = world.answer("a")[0], world.answer("b")[0]
+    assert any(abs(first.get(token, -99.0) - logprob) > 0.05 for token, logprob in second.items())
+
+
+def test_what_is_cached_or_was_preempted_changes_no_answer(world: World) -> None:
+    served = world.served
+    prompt = world.prompt("hello there, hello there, hello there", ONE, "what is it that you see?")
+    longer = world.prompt(
+        "hello there, hello there, hello there", ONE, "what is it that you know?", TWO, "and?"
+    )
+    served.run(world.item("first", prompt))
+    served.check_cells()
+    served.run(world.item("again", prompt), world.item("longer", longer))
+    served.check_cells()
+    assert world.answer("again")[0][0] == world.answer("first")[0][0]
+    first_image = prompt.images[0].position
+    if world.backend.projector is not None and world.backend.projector.has_plane:
+        assert 0 < served.cached["longer"] <= first_image
+    else:
+        assert served.cached["longer"] > first_image + prompt.images[0].tokens
+
+    fresh = World.item(world, "kept", prompt, n=12)
+    served.start_and_step(fresh, until_tokens=4)
+    served.check_cells()
+    served.swap_out("t.kept")
+    served.resume("t.kept", 0)
+    served.finish("kept")
+    served.check_cells()
+    alone = World.item(world, "alone", prompt, n=12)
+    served.run(alone)
+    assert served.swap_ins == 1
+    kept, straight = world.answer("kept"), world.answer("alone")
+    assert [token for token, _ in kept] == [token for token, _ in straight]
