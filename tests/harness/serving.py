@@ -112,7 +112,7 @@ class Served:
         self.engine.step()
         report = self.engine.take_report()
         if report is None:
-            assert self.engine._picturing
+            assert self.engine._awaiting_images
             return
         for name in report.step.wanted_images:
             self.engine.receive(self.pictures[name])

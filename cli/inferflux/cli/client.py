@@ -173,7 +173,8 @@ class Client:
 
     async def model(self, name: str) -> model_pb2.Model:
         """A known model, served or not."""
-        return (await self._call(self._models.GetModel, model_pb2.GetModelRequest(name=name))).model
+        reply = await self._call(lambda to: to.models.GetModel, model_pb2.GetModelRequest(name=name))
+        return reply.model
 
     async def load_model(self, request: model_pb2.LoadModelRequest) -> model_pb2.Model:
         """Have a model loaded; returns it as it is when that has begun."""
