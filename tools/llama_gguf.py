@@ -228,3 +228,23 @@ def read_llama(path: Path) -> tuple[Vocabulary, dict[str, Weights]]:
         for tensor in reader.tensors
     }
     return Vocabulary(tokens.contents(), merges.contents()), weights
+
+
+def mean_llama(paths: Sequence[Path]) -> tuple[Vocabulary, dict[str, Weights]]:
+    """The vocabulary of files that `read_llama` reads, and the mean of each tensor.
+
+    Raises:
+        ValueError: there are none, or one differs in vocabulary, tensors or shapes from the first.
+    """
+    if not paths:
+        raise ValueError("there are no files")
+    vocabulary, total = read_llama(paths[0])
+    for path in paths[1:]:
+        other, weights = read_llama(path)
+        if other != vocabulary:
+            raise ValueError(f"{path} has another vocabulary than {paths[0]}")
+        if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
+            raise ValueError(f"{path} has other tensors than {paths[0]}")
+        total = {name: values + weights[name] for name, values in total.items()}
+    share = np.float32(1 / len(paths))
+    return vocabulary, {name: values * share for name, values in total.items()}

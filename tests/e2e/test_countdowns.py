@@ -31,3 +31,10 @@ async def is_sure(client: Client, start: int, end: int) -> None:
             first, second = token.top
             assert first.logprob - second.logprob > SURE, (start, end, text, first.text, second.text)
     assert text == countdown_text(start, end)
+
+
+@pytest.mark.parametrize("question", ["What is 12 + 7?", "12 + 7", "How much is 12 + 7?"])
+async def test_the_demo_model_knows_the_sum_that_the_pages_ask_for(client: Client, question: str) -> None:
+    request = countdown(1)
+    request.messages[0].content = question
+    assert (await client.ask(request)).text == "12 + 7 = 19"

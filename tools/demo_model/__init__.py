@@ -17,6 +17,10 @@ To train the published models further instead, with their vocabulary:
     python -m tools.demo_model.import_gguf demo
     python -m tools.demo_model.train demo --steps 400 --rate 1.5e-3 --parts 2
 
+What the model then forgot is there again halfway between the files before and after:
+
+    python -m tools.demo_model.average demo before.gguf after.gguf
+
 Training leaves the tokenizer and a checkpoint per model in ``build/demo_model``; started again, it goes on
 from there.
 """

@@ -18,10 +18,10 @@ DESCRIPTIONS = {
 }
 
 
-def export(name: str, work: Path, out: Path) -> Path:
-    """Write the model called ``name``, trained in ``work``, to ``out/<its public name>.gguf``."""
+def spec_of(name: str) -> LlamaSpec:
+    """What the header of the file of the model called ``name`` says."""
     shape = SHAPES[name]
-    spec = LlamaSpec(
+    return LlamaSpec(
         name=shape.name,
         layers=shape.layers,
         dim=shape.dim,
@@ -34,13 +34,18 @@ def export(name: str, work: Path, out: Path) -> Path:
         norm_epsilon=NORM_EPSILON,
         description=DESCRIPTIONS[name],
     )
+
+
+def export(name: str, work: Path, out: Path) -> Path:
+    """Write the model called ``name``, trained in ``work``, to ``out/<its public name>.gguf``."""
+    spec = spec_of(name)
     state = torch.load(work / f"{name}.pt")["model"]
 
     def weights(tensor: str, _: tuple[int, ...]) -> Weights:
         values: Weights = state[tensor].numpy()
         return values
 
-    path = out / f"{shape.name}.gguf"
+    path = out / f"{spec.name}.gguf"
     write_llama(path, spec, vocabulary(load_tokenizer(work / "tokenizer.json")), weights)
     return path
 

@@ -12,7 +12,7 @@ import pytest
 from harness.chat_template import RefusedError, render
 
 from tools.bench_model import parse, write
-from tools.llama_gguf import CHAT_TEMPLATE, SPECIALS, read_llama
+from tools.llama_gguf import CHAT_TEMPLATE, SPECIALS, mean_llama, read_llama
 
 MODELS = Path(__file__).parents[3] / "models"
 SMALL = shlex.split("--layers 2 --dim 64 --heads 4 --kv-heads 2 --ff 96 --vocab 320 --context 512")
@@ -115,3 +115,21 @@ def test_a_file_without_a_byte_level_bpe_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ValueError, match="byte-level BPE"):
         read_llama(tmp_path / "bare.gguf")
+
+
+def test_a_mean_is_halfway_and_of_one_model_alone(tmp_path: Path) -> None:
+    files = [tmp_path / f"{quant}.gguf" for quant in ("F32", "Q4_0")]
+    for path in files:
+        write(parse([*SMALL, "--quant", path.stem, "--out", str(path)]))
+    (vocabulary, one), (_, two) = map(read_llama, files)
+    same, mean = mean_llama(files)
+    assert same == vocabulary
+    assert not np.array_equal(one["blk.0.attn_q.weight"], two["blk.0.attn_q.weight"])
+    for name, values in mean.items():
+        np.testing.assert_allclose(values, (one[name] + two[name]) / 2, rtol=1e-6, atol=1e-7)
+    wider = tmp_path / "wider.gguf"
+    write(parse([*SMALL, "--ff", "128", "--out", str(wider)]))
+    with pytest.raises(ValueError, match="other tensors"):
+        mean_llama([files[0], wider])
+    with pytest.raises(ValueError, match="another vocabulary"):
+        mean_llama([files[0], MODELS / "inferflux-demo.gguf"])
