@@ -1,6 +1,7 @@
 """Cells that llama.cpp loses behind the engine's back are noticed, and computed again.
 
-Answers are compared on one thread, of prompts that are computed in steps of less than 64 rows.
+Answers are compared on one thread, of prompts that are computed in steps of less than 64 rows, and of which
+the model is sure: what is computed again may lie in other cells.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from harness.model_kinds import recurrent_model, sliding_window_model
 from harness.serving import Served, load
+from harness.sure import chat_tokens, check_sure
 from harness.worker import batch_item
 
 from inferflux.common.llama.native import llama
@@ -21,8 +23,8 @@ from inferflux.worker.engine.native import Backend
 
 SMALL: dict[str, Any] = {"slots": 2, "sequences": 8, "kv_cells": 512}
 ANSWER_TOKENS = 20
-PROMPT = [int(token) for token in np.random.default_rng(5).integers(300, 2000, 40)]
-OTHER = PROMPT[::-1]
+PROMPT = chat_tokens("What is 2 + 2?", "2 + 2 = 4", "Count down from 30 to 1.")
+OTHER = chat_tokens("What is 3 + 2?", "3 + 2 = 5", "Count down from 20 to 1.")
 
 
 @functools.cache
@@ -41,7 +43,8 @@ def alone(*prompt: int) -> list[int]:
     """What the demo model answers in an engine of its own."""
     demo()._main.clear()
     engine = Served(demo(), has_prefix_cache=False)
-    engine.run(batch_item("alone", prompt=prompt, max_tokens=ANSWER_TOKENS))
+    engine.run(batch_item("alone", prompt=prompt, max_tokens=ANSWER_TOKENS, logprobs=2))
+    check_sure(engine.chunks)
     return engine.tokens["alone"]
 
 
@@ -77,7 +80,7 @@ def test_a_cached_prefix_that_lost_cells_is_computed_again(served: Served, first
     (seq_id,) = (i for i in range(8) if served.backend.positions(i) != (-1, -1))
     lose(served.backend, seq_id, first, end)
     (found,) = check(served)
-    assert f"59 cells were counted for seq_id {seq_id}" in found
+    assert f"{len(PROMPT) + ANSWER_TOKENS - 1} cells were counted for seq_id {seq_id}" in found
     assert "cached prefix" in found
     served.check_cells()
     assert served.engine._memory.ledger.used == 0
@@ -94,10 +97,11 @@ def test_a_running_request_that_lost_cells_is_computed_again() -> None:
     served = Served(demo(), clock=Clock(lambda: now_s))
     second = batch_item("intact", prompt=OTHER, max_tokens=ANSWER_TOKENS)
     second.slot = 1
-    served.engine.start(second)
+    served.start_and_step(second, until_tokens=1)
     served.start_and_step(batch_item("losing", prompt=PROMPT, max_tokens=ANSWER_TOKENS), until_tokens=8)
     assert check(served) == [], "it has not run for long"
-    lose(served.backend, seq_id_of(served, "losing"), 0, 5)
+    # Without all of its prompt it would answer otherwise.
+    lose(served.backend, seq_id_of(served, "losing"), 0, len(PROMPT))
     now_s = 11.0
     (found,) = check(served)
     assert "request t.losing" in found
@@ -129,7 +133,8 @@ def test_cells_that_the_ledger_lacks_are_freed(served: Served) -> None:
     demo()._main.decode_tokens(np.array(OTHER, np.int32), seq_id=free_id, position=0)
     (found,) = check(served)
     assert found == (
-        f"0 cells were counted for seq_id {free_id}, llama.cpp has positions 0 to 39 (not in use)"
+        f"0 cells were counted for seq_id {free_id}, "
+        f"llama.cpp has positions 0 to {len(OTHER) - 1} (not in use)"
     )
     served.check_cells()
     assert served.stats.cached_sequences == 1

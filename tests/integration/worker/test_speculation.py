@@ -18,6 +18,7 @@ import pytest
 from harness.gguf_files import TOKENS, texts, tiny_model
 from harness.model_kinds import hybrid_model, recurrent_model, sliding_window_model
 from harness.serving import Served, load
+from harness.sure import chat_tokens, check_sure
 from harness.worker import DEMO_MODEL, batch_item
 from harness.worker_world import EagerBudget
 from numpy.typing import NDArray
@@ -89,9 +90,7 @@ def item(text: str, name: str = "a", *, max_tokens: int = 90, **given: Any) -> w
 
 def question(text: str, name: str) -> worker_pb2.BatchItem:
     """A chat that ends where the model ends it."""
-    prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-    tokens = demo().vocab.tokenize(prompt.encode(), add_special=False, parse_special=True)
-    made = batch_item(name, prompt=tokens, max_tokens=60)
+    made = batch_item(name, prompt=chat_tokens(text), max_tokens=60, logprobs=2)
     made.request.params.ignore_eos = False
     return made
 
@@ -107,6 +106,12 @@ def alone(wanted: worker_pb2.BatchItem) -> Served:
     world = served(OFF)
     world.run(wanted)
     return world
+
+
+def sure_answer(wanted: worker_pb2.BatchItem) -> list[int]:
+    world = alone(wanted)
+    check_sure(world.chunks)
+    return world.tokens[wanted.request.request_id]
 
 
 @SOURCES
@@ -171,7 +176,7 @@ def test_sequences_beside_each_other_keep_to_their_own_drafts(
     world.check_cells()
     assert world.accepted
     for one, name in zip(wanted, names, strict=True):
-        assert world.tokens[name] == alone(one).tokens[name]
+        assert world.tokens[name] == sure_answer(one)
 
 
 @SOURCES
@@ -258,7 +263,7 @@ def test_an_answer_goes_on_without_a_draft_model_that_fails(monkeypatch: pytest.
     assert world.accepted
     assert world.draft_model_errors == ["out of memory"]
     for one, name in zip(wanted, names, strict=True):
-        assert world.tokens[name] == alone(one).tokens[name]
+        assert world.tokens[name] == sure_answer(one)
 
 
 def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() -> None:
@@ -271,7 +276,7 @@ def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() 
     world.run(*wanted)
     assert world.accepted
     for one, name in zip(wanted, names, strict=True):
-        assert world.tokens[name] == alone(one).tokens[name]
+        assert world.tokens[name] == sure_answer(one)
     assert (made._places, len(made._free)) == ({}, 2)
 
 
