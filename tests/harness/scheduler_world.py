@@ -64,7 +64,7 @@ class SimWorker(ContractWorker):
         super().__init__(worker_id, f"i{number}", model, size, started_at=number)
         self.world = world
         self.batches: list[worker_pb2.RequestBatch] = []
-        self.pool = ""
+        self.pool = self.zone = ""
         self.digest = ""
         # Steps until its engine has started again.
         self.starting = 0
@@ -103,7 +103,7 @@ class SimWorker(ContractWorker):
             is_early: before the engine has reported what it was asked since its last step.
         """
         status = self.status()
-        status.pool = self.pool
+        status.pool, status.zone = self.pool, self.zone
         status.models[0].digest = self.digest
         if is_early:
             for resident in status.residents:

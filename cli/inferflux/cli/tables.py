@@ -209,8 +209,10 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
     table = make_table(
         "worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process", last=0
     )
+    has_zones = any(view.status.zone for view in workers)
     for view in workers:
         status = view.status
+        zone = f"{escape(status.zone or '?')} · " if has_zones else ""
         table.add_row(
             escape(status.worker_id),
             _STATES.get(status.state, "unknown"),
@@ -220,7 +222,7 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
             f"{status.kv_cells_used / max(1, status.kv_cells):.0%}",
             _rate(status.decode_tokens_per_s),
             f"{view.heartbeat_age_ms / 1000:.1f} s",
-            f"[dim]{escape(status.host)}:{status.pid}[/]",
+            f"[dim]{zone}{escape(status.host)}:{status.pid}[/]",
         )
     lines = [line for view in workers for line in _device_lines(view.status)]
     return Group(table, *lines) if lines else table

@@ -86,6 +86,7 @@ async def gateway(
         nats_url,
         f"127.0.0.1:{policy.port}",
         INFERFLUX_GATEWAY_SILENCE_S="1",
+        INFERFLUX_ZONE="north",
         INFERFLUX_REDIS_URL=valkey_url,
     )
     process.start()

@@ -251,12 +251,14 @@ async def test_a_key_is_held_to_its_models(
     assert not {"models-1", "models-2"} & backend.jobs.keys()
 
 
-async def test_a_request_carries_the_worker_pools_of_its_key(
+async def test_a_request_carries_the_worker_pools_of_its_key_and_the_gateway_s_zone(
     policy: PolicyProcess, admin_key: str, gateway: GatewayProcess, backend: Backend
 ) -> None:
     tenant = await tenant_of(policy, admin_key, gateway, worker_pools=["gold", "silver"])
     stream = tenant.client.generate("in-pools")
-    assert list((await backend.job("in-pools")).worker_pools) == ["gold", "silver"]
+    job = await backend.job("in-pools")
+    assert list(job.worker_pools) == ["gold", "silver"]
+    assert job.zone == "north"
     await finish(backend, stream, "in-pools")
 
 

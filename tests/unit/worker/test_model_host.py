@@ -149,9 +149,9 @@ async def test_heartbeats_say_what_was_found_in_the_cache_since_the_worker_began
     await a.on_report(step(stats=stats))
     await a.on_engine_death("killed")
     await a.on_report(step(stats=stats))
-    state = WorkerState("w", "i", pool="gold")
+    state = WorkerState("w", "i", pool="gold", zone="north")
     status = Heartbeat(worker.bus, state, a, interval_s=1.0).status(0.0)  # type: ignore[arg-type]
-    assert status.pool == "gold"
+    assert (status.pool, status.zone) == ("gold", "north")
     assert (status.prefix_queries, status.prefix_hits, status.prefix_matched_tokens) == (6, 4, 200)
     assert status.host_tier == scheduler_pb2.TierUse(bytes=500, states=3, hits=2)
     assert status.disk_tier == scheduler_pb2.TierUse(bytes=900, states=4, hits=4)

@@ -148,6 +148,7 @@ class InferenceRequest(_message.Message):
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     SAME_PROMPT_AS_FIELD_NUMBER: _builtins.int
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
@@ -180,6 +181,8 @@ class InferenceRequest(_message.Message):
     """The request id of the tenant's request that has computed the same prompt: another choice of one call. Where that
     one runs, the prompt is not computed again. Empty: none.
     """
+    zone: _builtins.str
+    """Zone of the gateway that reads it: workers of the same one are preferred. Empty: it is not known."""
     model_digest: _builtins.str
     """Of the file whose tokens the prompt has: it runs, and is retried, where the model is of this file alone. Empty:
     wherever the model's name is.
@@ -232,6 +235,7 @@ class InferenceRequest(_message.Message):
         cache_scope: _builtins.str = ...,
         same_prompt_as: _builtins.str = ...,
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
+        zone: _builtins.str = ...,
         answer_format: _generation_pb2.AnswerFormat | None = ...,
         model_digest: _builtins.str = ...,
         images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
@@ -241,7 +245,7 @@ class InferenceRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "embedding", b"embedding", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "embedding", b"embedding", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "images", b"images", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "answer_format", b"answer_format", "attempt_id", b"attempt_id", "cache_scope", b"cache_scope", "deadline_unix_ms", b"deadline_unix_ms", "embedding", b"embedding", "enqueued_unix_ms", b"enqueued_unix_ms", "epoch", b"epoch", "generated_token_ids", b"generated_token_ids", "images", b"images", "model", b"model", "model_digest", b"model_digest", "params", b"params", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "resume_window_s", b"resume_window_s", "same_prompt_as", b"same_prompt_as", "tenant", b"tenant", "traceparent", b"traceparent", "worker_pools", b"worker_pools", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -387,6 +391,7 @@ class WorkerStatus(_message.Message):
     HOST_TIER_FIELD_NUMBER: _builtins.int
     DISK_TIER_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
@@ -433,6 +438,8 @@ class WorkerStatus(_message.Message):
     prefix_sharing_reason: _builtins.str
     pool: _builtins.str
     """The pool it belongs to; empty: `default`."""
+    zone: _builtins.str
+    """The zone that it is in, a part of the fleet that can be lost as a whole; empty: it is not known."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -488,11 +495,12 @@ class WorkerStatus(_message.Message):
         host_tier: Global___TierUse | None = ...,
         disk_tier: Global___TierUse | None = ...,
         pool: _builtins.str = ...,
+        zone: _builtins.str = ...,
         device_context: _device_pb2.DeviceContext | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "disk_tier", b"disk_tier", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

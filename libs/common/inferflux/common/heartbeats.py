@@ -62,6 +62,8 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     checks.check_text(status.host, MAX_TEXT_BYTES, "host")
     if status.pool:
         checks.check_token(status.pool, "pool")
+    if status.zone:
+        checks.check_token(status.zone, "zone")
     checks.check_text(status.kv_types, MAX_TEXT_BYTES, "kv_types")
     checks.check_text(status.prefix_sharing_reason, MAX_TEXT_BYTES, "prefix_sharing_reason")
     checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")

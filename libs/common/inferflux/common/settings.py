@@ -57,6 +57,14 @@ SubjectToken = Annotated[str, AfterValidator(_check_subject_token)]
 """A name that can stand in a NATS subject as it is."""
 
 
+def _check_optional_subject_token(value: str) -> str:
+    return _check_subject_token(value) if value else value
+
+
+OptionalSubjectToken = Annotated[str, AfterValidator(_check_optional_subject_token)]
+"""The same, or empty for none."""
+
+
 def _check_listen(value: str) -> str:
     if not address.is_address(value):
         raise ValueError("must be host:port")

@@ -197,6 +197,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         max_text_bytes=settings.max_text_bytes,
         max_resume_window_s=settings.max_resume_window_s,
         images=ImageIntake(bus, http, settings.image_limits),
+        zone=settings.zone,
     )
     embeddings = Embeddings(pipeline, tokenizers, max_text_bytes=settings.max_text_bytes)
     return _Gateway(services, policy_channel, pipeline, embeddings, tokenizers, models, redis)

@@ -98,6 +98,7 @@ class Pipeline:
         max_text_bytes: of all texts of a request together.
         max_resume_window_s: longest window that a request may ask for.
         images: takes those of messages; without it, there are none.
+        zone: where workers are preferred; empty: nowhere.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Pipeline:
         max_text_bytes: int,
         max_resume_window_s: int,
         images: ImageIntake | None = None,
+        zone: str = "",
     ) -> None:
         self._policy = policy
         self._models = models
@@ -120,6 +122,7 @@ class Pipeline:
         self._max_text_bytes = max_text_bytes
         self._max_resume_window_s = max_resume_window_s
         self._images = images
+        self._zone = zone
 
     async def admit(self, scope: str, context: CallContext) -> Caller:
         """Let a call pass, before its message is received.
@@ -207,6 +210,7 @@ class Pipeline:
                 epoch=1,
                 attempt_id=new_attempt_id(),
                 worker_pools=caller.worker_pools,
+                zone=self._zone,
                 model_digest=card.digest,
                 embedding=scheduler_pb2.EmbeddingTask(text_tokens=map(len, texts.token_ids)),
             )
@@ -411,6 +415,7 @@ class Pipeline:
             same_prompt_as=call.context.same_prompt_as,
             answer_format=answer_format,
             worker_pools=call.caller.worker_pools,
+            zone=self._zone,
             model_digest=card.digest,
             images=prompt.images,
             adapter=adapter.name if adapter is not None else "",

@@ -18,6 +18,7 @@ from inferflux.common.settings import (
     ListenAddress,
     OptionalListenAddress,
     OptionalPath,
+    OptionalSubjectToken,
     TargetAddress,
     listed,
     setting,
@@ -75,6 +76,12 @@ class GatewaySettings(AuditSettings):
         "unset: none is asked for",
         variable="INFERFLUX_GATEWAY_TLS_CLIENT_CA",
         expert=True,
+    )
+    zone: OptionalSubjectToken = setting(
+        "",
+        "the [zone](fleet.md#zones) that it is in: its requests go to workers there while these are not much "
+        "busier; empty: it is not known",
+        variable="INFERFLUX_ZONE",
     )
     policy_address: TargetAddress = setting(
         "127.0.0.1:50052", "host:port of policy", variable="INFERFLUX_POLICY_ADDRESS"

@@ -77,7 +77,9 @@ class Worker:
         self._is_starting = True
         # Set once it knows its models and takes commands.
         self.started = asyncio.Event()
-        self._state = WorkerState(settings.id, incarnation=uuid.uuid4().hex, pool=settings.pool)
+        self._state = WorkerState(
+            settings.id, incarnation=uuid.uuid4().hex, pool=settings.pool, zone=settings.zone
+        )
         catalog = Catalog(settings.id, settings.models_bytes or free_bytes(), settings.models_max)
         self.host = Host(
             process,

@@ -35,6 +35,7 @@ class Heartbeat:
         status = scheduler_pb2.WorkerStatus(
             worker_id=state.worker_id,
             pool=state.pool,
+            zone=state.zone,
             incarnation=state.incarnation,
             state=state.with_model(is_ready=model.is_ready),
             models=[model.card],

@@ -80,7 +80,9 @@ class ModelWorker:
         settings, bus = process.settings, process.bus
         self._process = process
         self._on_change = on_change
-        self.state = WorkerState(worker_id, incarnation=uuid.uuid4().hex, pool=settings.pool)
+        self.state = WorkerState(
+            worker_id, incarnation=uuid.uuid4().hex, pool=settings.pool, zone=settings.zone
+        )
         self._events = WorkerEvents(bus, self.state)
         metrics = process.metrics.of(options.name)
         self._cache_reports = self._new_cache_reports(file, metrics)

@@ -14,6 +14,7 @@ from inferflux.common.http_settings import HttpClientSettings
 from inferflux.common.settings import (
     ByteCount,
     OptionalPath,
+    OptionalSubjectToken,
     SubjectToken,
     listed,
     setting,
@@ -59,6 +60,11 @@ class WorkerSettings(HttpClientSettings):
     pool: SubjectToken = setting(
         worker_pools.DEFAULT,
         "the [pool](policy.md#worker-pools) it belongs to: keys can be held to the workers of some pools",
+    )
+    zone: OptionalSubjectToken = setting(
+        "",
+        "the [zone](fleet.md#zones) that it is in, such as a rack or a data centre; empty: it is not known",
+        variable="INFERFLUX_ZONE",
     )
     model_path: OptionalPath = setting(
         None,

@@ -19,6 +19,7 @@ class WorkerState:
     Attributes:
         incarnation: new at every start of the process.
         pool: which workers it belongs to.
+        zone: where it is; empty: not known.
         term: of the latest lease that this worker has seen.
         is_draining: it takes no new requests.
         is_leaving: the process is about to end, so draining cannot be undone.
@@ -31,6 +32,7 @@ class WorkerState:
     is_draining: bool = False
     is_leaving: bool = False
     pool: str = DEFAULT
+    zone: str = ""
 
     def accepts(self, term: int, now_unix_ms: int) -> bool:
         """Whether a message under the lease of `term` counts. If so, older terms are refused from now on.

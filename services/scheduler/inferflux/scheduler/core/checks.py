@@ -58,6 +58,8 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
         checks.check_token(request.model_digest, "model_digest")
     checks.check_count(request.images, MAX_PARTS, "images")
     parse_pools(request.worker_pools)
+    if request.zone:
+        checks.check_token(request.zone, "zone")
     adapters.check_chosen(request.adapter, request.adapter_digest)
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
     checks.check_count(request.answer_format.functions, MAX_FUNCTIONS, "answer_format.functions")

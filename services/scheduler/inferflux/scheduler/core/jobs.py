@@ -230,6 +230,11 @@ class Job:
         return self.request.worker_pools
 
     @property
+    def zone(self) -> str:
+        """Where its readers are; empty: not known."""
+        return self.request.zone
+
+    @property
     def priority(self) -> int:
         return self.request.priority
 

@@ -6,6 +6,9 @@ that is not computed again is worth `SAVED_WORTH` that others hold. So a request
 unless that worker holds many more tokens than the emptiest. However hot a prefix is, its requests put no
 worker further ahead than `SAVED_WORTH` of them: each holds the prefix.
 
+A worker in another zone than a request's gateway counts as if it held `FAR_TOKENS` more. So requests stay near
+while the workers there are not much busier, and cross where they would wait.
+
 Workers are kept sorted by load, per model and size, so that finding one does not cost more with a thousand of
 them, as long as they come in a few sizes.
 """
@@ -40,12 +43,16 @@ class Size(NamedTuple):
     digest: str = ""
     # Digests of the adapters that it has.
     adapters: frozenset[str] = frozenset()
+    # Empty: not known.
+    zone: str = ""
 
 
 # What a prompt token that is not computed again is worth, in tokens that running requests hold. Simulated
 # conversations with room for all compute 1.8 times what their turns add with 1, 1.3 times with 4, 1.1 times
 # with 8, and less with 16, for which their first tokens come sooner: docs/decisions/prefix-waits.md.
 SAVED_WORTH = 16
+# What being in another zone is worth, in tokens that running requests hold: a few requests.
+FAR_TOKENS = 2048
 
 _LIVE = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_LOADING)
 
@@ -106,7 +113,13 @@ def size_of(worker: WorkerSlots, model: str) -> Size:
         worker.pool,
         worker.digests.get(model, ""),
         worker.adapters.get(model, frozenset()),
+        worker.zone,
     )
+
+
+def _far(job: Job, zone: str) -> int:
+    """Tokens that a worker of this zone counts as holding more, for this job."""
+    return FAR_TOKENS if job.zone and zone and zone != job.zone else 0
 
 
 def _may_serve(worker: WorkerSlots, model: str, demand: Demand) -> bool:
@@ -260,7 +273,7 @@ class Placement:
         for size in by_size:
             if size in but or not fits_size(job, size):
                 continue
-            wanted = cells_wanted(job, size.context_length)
+            wanted, far = cells_wanted(job, size.context_length), _far(job, size.zone)
             for entry in by_size[size]:
                 load, worker_id, worker = entry
                 if wanted > worker.free_cells:
@@ -268,21 +281,23 @@ class Placement:
                 if worker_id == job.avoids:
                     avoided = worker
                     continue
-                if best is None or (load, worker_id) < best[:2]:
-                    best = entry
+                if best is None or (load + far, worker_id) < best[:2]:
+                    best = load + far, worker_id, worker
                 break
         if best is None:
             return avoided
-        return self._nearest(job, best, but) if job.cached_on else best[2]
+        return self._with_prefix(job, best, but) if job.cached_on else best[2]
 
-    def _nearest(self, job: Job, emptiest: _Entry, but: Collection[Size]) -> WorkerSlots:
+    def _with_prefix(self, job: Job, emptiest: _Entry, but: Collection[Size]) -> WorkerSlots:
         """The emptiest worker, or one that saves more tokens of the prompt than it holds more."""
         load, worker_id, worker = emptiest
         best = load - SAVED_WORTH * job.cached_on.get(worker_id, 0), load, worker_id, worker
         for holder, cached in job.cached_on.items():
             entry = self._open_entry(holder, job, but)
             if entry is not None:
-                best = min(best, (entry[0] - SAVED_WORTH * cached, *entry), key=lambda ranked: ranked[:3])
+                load = entry[0] + _far(job, entry[2].zone)
+                ranked = load - SAVED_WORTH * cached, load, entry[1], entry[2]
+                best = min(best, ranked, key=lambda ranked: ranked[:3])
         return best[3]
 
     def better_full(self, job: Job, chosen: WorkerSlots) -> WorkerSlots | None:
@@ -293,13 +308,13 @@ class Placement:
         """
         live = self._of(job.model).live
         most = job.cached_on.get(chosen.worker_id, 0)
-        best = chosen.load - SAVED_WORTH * most, chosen.worker_id
+        best = chosen.load + _far(job, chosen.zone) - SAVED_WORTH * most, chosen.worker_id
         better: WorkerSlots | None = None
         for worker_id, cached in job.cached_on.items():
             worker = live.get(worker_id)
             if worker is None or cached <= most or worker_id == job.avoids:
                 continue
-            rank = worker.load - SAVED_WORTH * cached, worker_id
+            rank = worker.load + _far(job, worker.zone) - SAVED_WORTH * cached, worker_id
             if worker.admits(Start.NEW) and fits(job, worker) and rank < best:
                 best, better = rank, worker
         return better

@@ -306,6 +306,7 @@ class WorkerSlots:
         # Of the models' files, by name.
         self.digests = {card.name: card.digest for card in status.models}
         self.pool: str = status.pool or worker_pools.DEFAULT
+        self.zone: str = status.zone
         # Whether requests can begin with what others have computed there.
         self.shares_prefixes = status.prefix_sharing != scheduler_pb2.PREFIX_SHARING_NONE
         # Models whose answers it constrains.
