@@ -6,8 +6,8 @@ that is not computed again is worth `SAVED_WORTH` that others hold. So a request
 unless that worker holds many more tokens than the emptiest. However hot a prefix is, its requests put no
 worker further ahead than `SAVED_WORTH` of them: each holds the prefix.
 
-A worker in another zone than a request's gateway counts as if it held `FAR_TOKENS` more. So requests stay near
-while the workers there are not much busier, and cross where they would wait.
+A worker in another zone than a request's gateway counts as if it held `FAR_TOKENS` more. So requests stay
+near while the workers there are not much busier, and cross where they would wait.
 
 Workers are kept sorted by load, per model and size, so that finding one does not cost more with a thousand of
 them, as long as they come in a few sizes.
