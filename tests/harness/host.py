@@ -129,6 +129,11 @@ class HostProcess(WorkerProcess):
         children = psutil.Process(self.process.pid).children()
         return {child.pid for child in children if ENGINE in child.cmdline()} - set(but)
 
+    def engine_of(self, path: str) -> int:
+        """The process that has the file at `path` in its memory."""
+        (pid,) = (pid for pid in self.engines() if path in Path(f"/proc/{pid}/maps").read_text())
+        return pid
+
     async def _on_status(self, message: Message) -> None:
         status = scheduler_pb2.WorkerStatus.FromString(message.data)
         self.statuses[status.worker_id] = status
