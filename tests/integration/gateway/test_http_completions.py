@@ -64,6 +64,8 @@ async def test_token_ids_are_echoed_as_their_text(http: HttpClient, backend: Bac
         ({"prompt": ""}, "prompt", "invalid_value"),
         ({"prompt": []}, "prompt", "invalid_value"),
         ({"prompt": [999_999]}, "prompt[0]", "invalid_value"),
+        ({"prompt": [999_999], "echo": True}, "prompt[0]", "invalid_value"),
+        ({"prompt": [[1], [1, 999_999]], "echo": True}, "prompt[1][1]", "invalid_value"),
         ({"prompt": "word " * 5000}, "prompt", "context_length_exceeded"),
         ({"suffix": "x"}, "suffix", "unsupported_value"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),

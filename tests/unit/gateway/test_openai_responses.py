@@ -144,6 +144,27 @@ def test_events_are_numbered_and_end_with_the_response() -> None:
     assert [entry["token"] for entry in part["logprobs"]] == ["a"]
 
 
+def test_a_token_without_a_text_of_its_own_has_its_log_probability_all_the_same() -> None:
+    """Such as the first part of a character, or what may become a stop string."""
+    stream = responses.ResponseStream(head())
+    sent = [chunk("", logprob="1"), chunk("a", logprob="2"), chunk("", logprob="3"), chunk("", LENGTH)]
+    events = [event for each in sent for event in stream.messages(0, each)]
+    part = events[-1]["response"]["output"][0]["content"][0]
+    assert (part["text"], [entry["token"] for entry in part["logprobs"]]) == ("a", ["1", "2", "3"])
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [entry["token"] for event in deltas for entry in event["logprobs"]] == ["1", "2", "3"]
+
+
+def test_a_messages_log_probabilities_are_not_those_of_reasoning_and_calls() -> None:
+    response = responses.Response(head())
+    call = inference_pb2.ToolCallDelta(index=0, id="c", name="f", arguments="{}")
+    response.add(0, chunk("hm", logprob="hm"), inference_pb2.ChatDelta(reasoning_content="hm"))
+    response.add(0, chunk("b", logprob="b"), inference_pb2.ChatDelta(content="b"))
+    response.add(0, chunk("c", STOP, logprob="c"), inference_pb2.ChatDelta(tool_calls=[call]))
+    message = response.to_json()["output"][1]
+    assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["b"]
+
+
 def test_a_response_that_fails_says_why() -> None:
     (event,) = responses.ResponseStream(head()).failure(to_http(Unavailable("gone", reason="BURST")))
     assert event["type"] == "response.failed"

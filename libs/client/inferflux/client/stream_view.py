@@ -48,7 +48,7 @@ class StreamView:
 
     @property
     def finish_reason(self) -> str:
-        """stop, length or cancelled; empty until the end has come."""
+        """stop, length, cancelled or content_filter; empty until the end has come."""
         if self.finished is None:
             return ""
         name = generation_pb2.FinishReason.Name(self.finished.reason)

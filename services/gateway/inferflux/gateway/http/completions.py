@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from inferflux.common.errors import InferFluxError
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
 from .answering import Answering, Asked
 from .bodies import off_loop_if_large, parse
 from .endpoint import Request
+from .errors import in_words_of
 from .openai import completions
 from .openai.answers import Head, wants_usage
 from .openai.bodies import CompletionBody
@@ -33,9 +35,7 @@ class Completions:
         n = body.n or 1
         asked = Asked(prompts, n, partial(completions.field_names, body))
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
-        echoes = (
-            [await self._text(request, prompt) for prompt in prompts] if body.echo else [""] * len(prompts)
-        )
+        echoes = await self._echoes(request, prompts) if body.echo else [""] * len(prompts)
         shape = completions.Shape(head, echoes=echoes, n=n, has_logprobs=body.logprobs is not None)
         if body.stream:
             stream = completions.CompletionStream(shape, includes_usage=wants_usage(body))
@@ -43,12 +43,20 @@ class Completions:
         else:
             await self._answering.whole(request, asked, completions.CompletionAnswer(shape))
 
-    async def _text(self, request: Request, prompt: inference_pb2.GenerateRequest) -> str:
-        """What `echo` repeats of a prompt."""
-        if prompt.WhichOneof("prompt") == "text":
+    async def _echoes(self, request: Request, prompts: Sequence[inference_pb2.GenerateRequest]) -> list[str]:
+        """What `echo` repeats of each prompt."""
+        fields = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
+        async with request.exchange.cancelled_when_gone():
+            return [await self._text(request, *pair) for pair in zip(prompts, fields, strict=True)]
+
+    async def _text(self, request: Request, prompt: inference_pb2.GenerateRequest, field: str) -> str:
+        if prompt.WhichOneof("prompt") != "token_ids":
             return prompt.text
         given = inference_pb2.DetokenizeRequest(model=prompt.model, token_ids=prompt.token_ids.ids)
-        return (await self._pipeline.detokenize(request.caller, given)).text
+        try:
+            return (await self._pipeline.detokenize(request.caller, given)).text
+        except InferFluxError as error:
+            raise in_words_of(error, {"token_ids": field}) from None
 
 
 def _read(data: bytes) -> tuple[CompletionBody, Sequence[inference_pb2.GenerateRequest]]:

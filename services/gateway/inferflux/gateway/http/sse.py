@@ -45,6 +45,8 @@ class EventStream:
         self._exchange = exchange
         self._are_named = events.are_named
         self._end = b"" if events.are_named else _DONE
+        # Since the last time that was asked for.
+        self._has_sent = False
 
         def failure(error: InferFluxError) -> bytes:
             return self._framed(events.failure(to_http(error))) + self._end
@@ -57,9 +59,14 @@ class EventStream:
         if data:
             await self._start()
             await self._exchange.write(data)
+            self._has_sent = True
 
     async def on_idle(self) -> None:
-        """Say that the request is still there: proxies and clients count silence."""
+        """Say that the request is still there, if nothing else was said since the last time: proxies and
+        clients count silence."""
+        has_sent, self._has_sent = self._has_sent, False
+        if has_sent:
+            return
         await self._start()
         await self._exchange.write(_COMMENT)
 

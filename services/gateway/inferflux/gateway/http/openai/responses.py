@@ -249,23 +249,28 @@ class Response:
     def __init__(self, head: ResponseHead) -> None:
         self.head = head
         self._items: list[Item] = []
+        # Of tokens whose text has not come yet.
+        self._logprobs: list[Json] = []
         self._finished = tokens_pb2.Finished()
 
     def add(
         self, _index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None = None
     ) -> list[Event]:
         events: list[Event] = []
+        self._logprobs += spoken_json(chunk)
         if delta is None:
             if chunk.text:
-                events += self._say(chunk.text, spoken_json(chunk))
+                events += self._say(chunk.text)
             elif chunk.token_ids and not self._items:
                 events += self._begin(MessageItem(self._id("msg")))
         else:
-            events += self._add_delta(delta, spoken_json(chunk))
+            events += self._add_delta(delta)
         if chunk.HasField("finished"):
             self._finished.CopyFrom(chunk.finished)
             if not self._items:
                 events += self._begin(MessageItem(self._id("msg")))
+            if self._logprobs and isinstance(self._items[-1], MessageItem):
+                events += self._say("")
             events += self._end_last()
         return events
 
@@ -295,12 +300,14 @@ class Response:
     def _status(self) -> str:
         return "incomplete" if self.is_cut else "completed"
 
-    def _add_delta(self, delta: inference_pb2.ChatDelta, logprobs: list[Json]) -> list[Event]:
+    def _add_delta(self, delta: inference_pb2.ChatDelta) -> list[Event]:
         events: list[Event] = []
         if delta.reasoning_content:
             events += self._think(delta.reasoning_content)
         if delta.content:
-            events += self._say(delta.content, logprobs)
+            events += self._say(delta.content)
+        elif events or delta.tool_calls:
+            self._logprobs = []  # a message alone has them
         for call in delta.tool_calls:
             events += self._call(call)
         return events
@@ -312,7 +319,8 @@ class Response:
         item = ReasoningItem(self._id("rs"))
         return [*self._begin(item), self._told(item.add(text))]
 
-    def _say(self, text: str, logprobs: list[Json]) -> list[Event]:
+    def _say(self, text: str) -> list[Event]:
+        logprobs, self._logprobs = self._logprobs, []
         last = self._items[-1] if self._items else None
         if isinstance(last, MessageItem):
             return [self._told(last.add(text, logprobs))]
