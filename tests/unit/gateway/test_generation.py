@@ -16,9 +16,10 @@ from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, ResourceExhausted, Unavailable
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import OFF
+from inferflux.gateway.call import Call
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.canceller import Canceller
-from inferflux.gateway.generation import Call, Generation, Services
+from inferflux.gateway.generation import Generation, Services
 from inferflux.gateway.ledger import Ledger
 from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.readers import ReaderReports

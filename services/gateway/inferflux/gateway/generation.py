@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from inferflux.common import logs, rate_limits, subjects
-from inferflux.common.audit.calls import ALLOWED, decision_of, reason_of, refused_by
+from inferflux.common import logs
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus, TokenSubscription
-from inferflux.common.calls import CallContext
 from inferflux.common.errors import (
     AlreadyExists,
     DeadlineExceeded,
@@ -25,7 +23,7 @@ from inferflux.common.errors import (
     from_failed,
 )
 from inferflux.common.tasks import Background
-from inferflux.common.tracing import Span, Tracer, trace_id_of
+from inferflux.common.tracing import Tracer
 from inferflux.v1 import (
     answers_pb2,
     generation_pb2,
@@ -36,34 +34,27 @@ from inferflux.v1 import (
     tokens_pb2,
 )
 
+from .account import FILTERED, Account
 from .answers.cache import AnswerCache, Query
+from .answers.publishing import publish
 from .answers.record import stream_of
 from .answers.source import StoredChunks
-from .caller import Caller
+from .call import Call
 from .canceller import Canceller
 from .chat_reader import ChatReader, Rest, has_format
 from .chunk_guard import ChunkGuard
 from .departure import depart
 from .ledger import FinishedRequest, Ledger
 from .lost_tokens import want_again
-from .metrics import GatewayMetrics, ModelMetrics
+from .metrics import GatewayMetrics
 from .readers import ReaderReports
 from .relay import Relay, RelayLimits, TokenSource, replayed
 from .reservations import Reservations
-from .spans import note_end
 from .stream_guards import StreamGuards, model_told_by
 from .streams import Streams
 from .submit import Submitter, is_refused
 
 log = logs.get()
-
-_FILTERED = "content_filter"
-_OUTCOMES = {
-    generation_pb2.FINISH_REASON_STOP: "stop",
-    generation_pb2.FINISH_REASON_LENGTH: "length",
-    generation_pb2.FINISH_REASON_CANCELLED: "cancelled",
-    generation_pb2.FINISH_REASON_CONTENT_FILTER: _FILTERED,
-}
 
 _COMPLETE = frozenset({generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH})
 
@@ -71,8 +62,6 @@ _COMPLETE = frozenset({generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_
 _RESUME_WAIT_S = 1.0
 # A standby leads within this time.
 _TAKE_OVER_S = 3.0
-# Between two attempts to publish an answer from the cache that NATS does not take.
-_PUBLISH_RETRY_S = 0.2
 # Time for the terminal chunk of a request that was cancelled because its reader left.
 _LAST_CHUNK_S = 5.0
 # A client counts its deadline from when it sent the call, so its timer ends the call before ours.
@@ -103,28 +92,6 @@ class Services:
     answers: AnswerCache | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The admitted call that a generation answers.
-
-    Attributes:
-        model: as the client named it; empty for Resume.
-        request_id: of the generation, which for Resume is not that of the call.
-        span: of the call.
-    """
-
-    method: str
-    model: str
-    request_id: str
-    caller: Caller
-    span: Span
-    context: CallContext
-
-    @property
-    def subject(self) -> str:
-        return subjects.tokens(self.caller.tenant, self.request_id)
-
-
 class Generation:
     """An async context: whatever ends it, the stream is closed, and the finished request is recorded once.
     The scheduler is told when the request has no reader here any more.
@@ -137,18 +104,16 @@ class Generation:
         self._call = call
         # Of the job, which is not always what the client asked for; 0 for one that was resumed.
         self.priority = 0
-        # What is left of the caller's limits.
-        self.limits: Sequence[policy_pb2.RateLimitState] = call.caller.limits
-        # The attempt that something is, or may be, reserved for; "" for none.
-        self._reserved = ""
-        # The attempt whose reservation by another call is renewed here; "" for none.
-        self._taken_over = ""
-        # Whether nothing is to be renewed here any more.
-        self._is_settled = False
         self._services = services
+        self._account = Account(
+            call,
+            reservations=services.reservations,
+            ledger=services.ledger,
+            metrics=services.metrics,
+            trail=services.trail,
+        )
         self._source: TokenSubscription | None = None
         self._relay: Relay | None = None
-        self._metrics: ModelMetrics | None = None
         self._failure: InferFluxError | None = None
         # Tells calls and reasoning from content; None where all of the text is content.
         self._reader: ChatReader | None = None
@@ -158,8 +123,6 @@ class Generation:
         self._guard: ChunkGuard | None = None
         # Whether the client has been given the end of its stream.
         self._is_told_end = False
-        # What let the prompt not pass, as the audit line says it.
-        self._refused_by: Mapping[str, str] = {}
         # Whether there is, or may be, a job to settle; this gateway then has a reader of it.
         self._is_submitted = False
         # Whether only its chunks can tell that there is a job.
@@ -173,23 +136,17 @@ class Generation:
         self._window_s: int | None = None
         # Tokens the client says it has.
         self._offset = 0
-        self._usage = generation_pb2.Usage()
-        # Whether a terminal chunk has said it.
-        self._is_usage_final = False
-        self._outcome = ""
-        self._decision, self._reason = ALLOWED, ""
-        self._prompt, self._answer = services.trail.text(), services.trail.text()
-        self._timings: dict[str, object] = {}
-        # Of a stream that was resumed, empty until it is known.
-        self._model = call.model
         self._served_as = ""
-        self._has_tokens = False
-        self._last_tokens_at = 0.0
 
     async def __aenter__(self) -> Self:
         self._services.metrics.streams.inc()
         self._call.context.record.is_written = True
         return self
+
+    @property
+    def limits(self) -> Sequence[policy_pb2.RateLimitState]:
+        """What is left of the caller's limits."""
+        return self._account.limits
 
     @property
     def served_as(self) -> str:
@@ -202,7 +159,7 @@ class Generation:
 
     def note_prompt(self, text: str) -> None:
         """What the request is to answer, for its audit line."""
-        self._prompt.add(text)
+        self._account.note_prompt(text)
 
     async def reserve(self, request: scheduler_pb2.InferenceRequest, *, text: str | None = None) -> None:
         """Have policy let the request be queued. What is reserved is settled with the generation's end.
@@ -216,30 +173,7 @@ class Generation:
             Aborted: GUARDRAILS_NEED_TEXT: ask again with the text.
             InferFluxError: policy says no, or does not answer: then nothing is queued.
         """
-        self._reserved = request.attempt_id
-        try:
-            answer = await self._services.reservations.reserve(
-                policy_pb2.ReserveRequest(
-                    request_id=request.request_id,
-                    attempt_id=request.attempt_id,
-                    tenant=request.tenant,
-                    key_id=self._call.caller.key_id,
-                    model=request.model,
-                    prompt_tokens=len(request.prompt_token_ids),
-                    max_tokens=0 if request.HasField("embedding") else request.params.max_tokens,
-                    text=text,
-                    priority=request.priority,
-                    facts=self._call.caller.facts,
-                )
-            )
-        except InferFluxError as error:
-            if not isinstance(error, Unavailable):  # policy has decided, and reserved nothing
-                self._reserved = ""
-            self._refused_by = refused_by(error)
-            raise
-        if not answer.lease_ms:
-            self._reserved = ""
-        self.limits = rate_limits.tightest([*self.limits, *answer.limits])
+        answer = await self._account.reserve(request, text=text)
         self._call.span.event("reserved")
         if request.HasField("embedding"):  # what comes of it is no text
             return
@@ -309,29 +243,15 @@ class Generation:
             answer_format=request.answer_format if request.HasField("answer_format") else None,
         )
         messages = [chunk.SerializeToString() for chunk in chunks]
-        self._services.background.start(self._publish(messages, window_s=request.resume_window_s))
+        services = self._services
+        services.background.start(
+            publish(services.bus, self._call.subject, messages, window_s=request.resume_window_s)
+        )
         self._relay = self._relay_of(StoredChunks(messages), offset=0)
         self._begin(card, request)
-        self._usage.CopyFrom(chunks[-1].finished.usage)
-        self._is_usage_final = True
+        self._account.note_usage(chunks[-1].finished.usage)
         self._is_answered = True
         self._call.span.event("answered_from_cache")
-
-    async def _publish(self, messages: Iterable[bytes], *, window_s: int) -> None:
-        """Publish an answer, and go on trying for as long as its client may resume it."""
-        give_up_s = time.monotonic() + window_s
-        for message in messages:
-            while not await self._is_published(message):
-                if time.monotonic() >= give_up_s:
-                    return
-                await asyncio.sleep(_PUBLISH_RETRY_S)
-
-    async def _is_published(self, message: bytes) -> bool:
-        try:
-            await self._services.bus.publish(self._call.subject, message)
-        except Unavailable:
-            return False
-        return True
 
     async def _check_id(self, request_id: str) -> None:
         if self._call.context.is_id_chosen and await replayed(self._services.bus, self._call.subject):
@@ -340,8 +260,7 @@ class Generation:
 
     def _begin(self, card: model_pb2.ModelCard, request: scheduler_pb2.InferenceRequest) -> None:
         self.priority = request.priority
-        self._metrics = self._services.metrics.of(card.name)
-        self._usage.prompt_tokens = len(request.prompt_token_ids)
+        self._account.begin(card.name, prompt_tokens=len(request.prompt_token_ids))
         self._read.attempt_id = request.attempt_id
         self._window_s = request.resume_window_s
         if request.HasField("answer_format"):
@@ -432,8 +351,8 @@ class Generation:
         if chunk is None:
             raise StopAsyncIteration
         if chunk.token_ids:
-            self._note_tokens(len(chunk.token_ids))
-        self._answer.add(chunk.text)
+            self._account.note_tokens(len(chunk.token_ids))
+        self._account.note_text(chunk.text)
         self._note_end(chunk)
         if chunk.HasField("finished"):
             self._is_told_end = True
@@ -457,11 +376,10 @@ class Generation:
         services.metrics.streams.dec()
         has_ended = self._relay is not None and self._relay.state.is_ended
         is_handed_over = services.streams.is_over and _is_gone(error) and not has_ended
-        self._outcome = self._outcome_of(error, is_handed_over=is_handed_over)
-        self._reason = reason_of(error)
-        if not (self._is_submitted or self._is_answered):
-            self._decision = decision_of(error)
-        finished = self._finished()
+        outcome = self._outcome_of(error, is_handed_over=is_handed_over)
+        self._count_seen()
+        has_begun = self._is_submitted or self._is_answered
+        finished = self._account.end(error, outcome, has_begun=has_begun)
         is_last = self._is_submitted and services.reader_reports.local.leave(self._read)
         if is_last and not has_ended:
             self._leave(is_handed_over=is_handed_over)
@@ -481,8 +399,8 @@ class Generation:
             return error.reason.lower()
         if is_handed_over:
             return "handed_over"
-        if self._outcome:
-            return self._outcome
+        if self._account.outcome:
+            return self._account.outcome
         if not _is_gone(error):
             return "internal"
         deadline = self._call.context.deadline_unix_ms
@@ -529,17 +447,9 @@ class Generation:
             # The answer may be late: what the terminal chunk said holds.
             self._read.attempt_id = self._read.attempt_id or reply.attempt_id
             self._window_s = reply.resume_window_s
-            self._model = self._model or reply.model
-            self._take_over(reply.attempt_id)
+            self._account.model = self._account.model or reply.model
+            self._account.take_over(reply.attempt_id)
         return reply
-
-    def _take_over(self, attempt_id: str) -> None:
-        """Have what the first call reserved renewed here too: it still counts where that call's gateway is
-        gone.
-        """
-        if attempt_id and not self._taken_over and not self._is_settled:
-            self._taken_over = attempt_id
-            self._services.reservations.take_over(self._read.tenant, self._read.request_id, attempt_id)
 
     def _note_end(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Take note of a terminal chunk, before anything else is done about it."""
@@ -547,30 +457,17 @@ class Generation:
             case "finished":
                 self._note_finished(chunk.finished)
             case "failed":
-                self._note_outcome(from_failed(chunk.failed).reason.lower())
+                self._account.note_outcome(from_failed(chunk.failed).reason.lower())
             case _:
                 return
         self._read.attempt_id = chunk.attempt_id or self._read.attempt_id
-        self._model = chunk.model or self._model
+        self._account.model = chunk.model or self._account.model
 
     def _note_finished(self, finished: tokens_pb2.Finished) -> None:
-        outcome = _OUTCOMES.get(finished.reason, "unknown")
-        if outcome == _FILTERED and not finished.HasField("usage"):
-            # Guardrails ended the answer, not the job: that tells its usage itself.
-            self._count_seen()
-            finished.usage.CopyFrom(self._usage)
-        else:
-            self._usage.CopyFrom(finished.usage)
-            self._is_usage_final = True
-            self._timings.update(_timings_of(finished.timings))
-            if self._query is not None and self._services.answers is not None:
-                self._services.answers.keep(self._query)
-        self._note_outcome(outcome)
-
-    def _note_outcome(self, outcome: str) -> None:
-        """What becomes of the job of an answer that guardrails have ended is not its outcome."""
-        if self._outcome != _FILTERED:
-            self._outcome = outcome
+        n_seen = self._relay.state.tokens_end if self._relay is not None else 0
+        is_of_job = self._account.note_finished(finished, n_seen=n_seen)
+        if is_of_job and self._query is not None and self._services.answers is not None:
+            self._services.answers.keep(self._query)
 
     def _check_offset(self, finished: tokens_pb2.Finished) -> None:
         """Raises:
@@ -615,27 +512,10 @@ class Generation:
     def _note_bad(self, error: InvalidArgument) -> None:
         self._services.metrics.bad.note("chunk", error, subject=self._call.subject)
 
-    def _note_tokens(self, n: int) -> None:
-        if not self._has_tokens:
-            self._has_tokens = True
-            self._call.span.event("first_token")
-        metrics = self._metrics
-        if metrics is None:
-            return
-        now = time.monotonic()
-        if self._last_tokens_at:
-            metrics.inter_token_latency.observe((now - self._last_tokens_at) / n)
-        else:
-            first_token_s = now - self._call.context.started_at
-            metrics.time_to_first_token.observe(first_token_s)
-            self._timings["time_to_first_token_ms"] = round(first_token_s * 1000, 1)
-        self._last_tokens_at = now
-        metrics.generation_tokens.inc(n)
-
     def _leave(self, *, is_handed_over: bool) -> None:
         """No client reads on here: tell the scheduler, in the background."""
         services = self._services
-        if self._outcome == _FILTERED:  # there is nothing to resume
+        if self._account.outcome == FILTERED:  # there is nothing to resume
             services.background.start(services.canceller.abandon(self._read, may_be_underway=False))
             return
         work = depart(
@@ -655,7 +535,7 @@ class Generation:
         """
         if self._relay is None:
             return
-        if self._outcome != _FILTERED:
+        if self._account.outcome != FILTERED:
             self._guard = None  # no client gets what comes now
         try:
             async with asyncio.timeout((self._window_s or 0) + _LAST_CHUNK_S):
@@ -671,89 +551,20 @@ class Generation:
         if self._source is not None:
             self._source.close()
         self._count_seen()
-        record = self._call.context.record
-        about = {
-            **record.about,
-            **self._timings,
-            **self._prompt.fields("prompt"),
-            **self._answer.fields("answer"),
-            **self._rule_fields(),
-        }
-        finished = replace(finished, model=self._model, about=about)
-        self._services.ledger.write(finished)
-        self._settle(finished)
-
-    def _rule_fields(self) -> dict[str, object]:
-        """What was broken, by the prompt or by the answer."""
-        finding = self._guard.finding if self._guard is not None else None
-        return {**self._refused_by, **({"guardrail": finding.name} if finding is not None else {})}
-
-    def _count_seen(self) -> None:
-        """Without a terminal chunk, usage is what was seen: never what a client says it has."""
-        if self._relay is not None and not self._is_usage_final:
-            self._usage.completion_tokens = self._relay.state.tokens_end
-
-    def _settle(self, finished: FinishedRequest) -> None:
         has_received = self._relay is not None and self._relay.has_received
         has_ended = self._relay is not None and self._relay.state.is_ended
         has_job = self._is_submitted and (has_received or not self._is_unconfirmed)
-        has_settled = False
-        if (has_job or self._is_answered) and self._read.attempt_id:
-            settled = replace(
-                finished,
-                attempt_id=self._read.attempt_id,
-                outcome=self._outcome,
-                is_partial=not (self._is_answered or has_ended),
-            )
-            self._services.ledger.settle(settled)
-            has_settled = settled.attempt_id == self._reserved
-        self._is_settled = True
-        if self._taken_over:
-            self._services.reservations.drop(finished.tenant, finished.request_id, self._taken_over)
-        if self._reserved:
-            self._give_back(finished, is_settled=has_settled)
-
-    def _give_back(self, finished: FinishedRequest, *, is_settled: bool) -> None:
-        """End what was reserved, where nothing was settled that ends it."""
-        services, attempt_id = self._services, self._reserved
-        services.reservations.drop(finished.tenant, finished.request_id, attempt_id)
-        if not is_settled:
-            services.ledger.settle(
-                replace(finished, attempt_id=attempt_id, usage=generation_pb2.Usage(), is_void=True)
-            )
-
-    def _finished(self) -> FinishedRequest:
-        call = self._call
-        self._count_seen()
-        note_end(call.span, self._outcome, self._usage)
-        duration_s = time.monotonic() - call.context.started_at
-        if self._metrics is not None:
-            self._metrics.duration.observe(duration_s)
-            self._metrics.prompt_tokens.inc(self._usage.prompt_tokens)
-            if self._outcome in ("stop", "length", _FILTERED):
-                self._metrics.count_success(self._outcome)
-        return FinishedRequest(
-            method=call.method,
-            tenant=call.caller.tenant,
-            key_id=call.caller.key_id,
-            request_id=call.request_id,
-            model=self._model,
-            outcome=self._outcome,
-            usage=self._usage,
-            duration_s=duration_s,
-            trace_id=trace_id_of(call.span.traceparent),
-            decision=self._decision,
-            reason=self._reason,
+        finding = self._guard.finding if self._guard is not None else None
+        self._account.close(
+            finished,
+            attempt_id=self._read.attempt_id if has_job or self._is_answered else "",
+            is_partial=not (self._is_answered or has_ended),
+            guardrail=finding.name if finding is not None else "",
         )
 
-
-def _timings_of(timings: generation_pb2.Timings) -> dict[str, object]:
-    """Where its time went on the worker and before it, in milliseconds."""
-    return {
-        name: round(getattr(timings, name), 1)
-        for name in ("queue_ms", "prefill_ms", "decode_ms")
-        if getattr(timings, name)
-    }
+    def _count_seen(self) -> None:
+        if self._relay is not None:
+            self._account.count_seen(self._relay.state.tokens_end)
 
 
 def _is_gone(error: BaseException | None) -> bool:

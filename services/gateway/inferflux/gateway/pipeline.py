@@ -24,10 +24,11 @@ from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2
 
 from . import validation
 from .answers.cache import Query, query_of
+from .call import Call
 from .caller import Caller
 from .chat_reader import format_of
 from .constraints import Compiles, Constraints
-from .generation import Call, Generation, Services
+from .generation import Generation, Services
 from .images.intake import ImageIntake
 from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_attempt_id, new_call_id_prefix, resolve
