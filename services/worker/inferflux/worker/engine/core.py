@@ -26,13 +26,14 @@ from .draft_model import DraftModel
 from .drafting import Drafting
 from .images import Images
 from .ledger_check import CheckTimes
-from .logprobs import Logprobs, log_probabilities
+from .logprobs import Logprobs, logprobs_of
 from .masks import Masks, masked_rows
 from .memory import Memory
 from .native import Backend
 from .plain_chunk import PlainChunk
 from .planner import ScheduledTokens, StepPlan, plan_of, split
 from .pressure import Fit, can_load, fit_step, make_room
+from .report import Report
 from .sampling_rows import BAD, choose_tokens
 from .saved import SavedStates
 from .sequence import Phase, Sequence, sequence_of
@@ -138,9 +139,8 @@ class Engine:
         self._switches_told = 0
         self._next_deadline_unix_s = math.inf
         self._check_times = CheckTimes(self._clock.monotonic_s())
-        self._report, self._told = _new_report()
+        self._report = Report()
         self._plain = PlainChunk()
-        self._has_news = False
 
     def flush(self, limit_s: float) -> engine_pb2.EngineReport:
         """End every request silently, and put what is worth keeping on disk, within `limit_s`."""
@@ -216,8 +216,8 @@ class Engine:
         self._drafting.begin(sequence, item.request.params.speculation)
         if not sequence.images.is_ready:
             self._awaiting_images.append(sequence)
-            self._report.wanted_images.extend(self._images.take_wanted())
-            self._has_news = True
+            self._report.step.wanted_images.extend(self._images.take_wanted())
+            self._report.has_news = True
 
     def receive(self, image: engine_pb2.EngineImage) -> None:
         """Take an image that requests wait for."""
@@ -257,8 +257,8 @@ class Engine:
             freed = self._tiers.clear(clear.cache_scope)
             cleared.host_states, cleared.host_bytes = freed[Tier.HOST]
             cleared.disk_states, cleared.disk_bytes = freed[Tier.DISK]
-        self._report.cleared.add(id=command.id, cleared=cleared)
-        self._has_news = True
+        self._report.step.cleared.add(id=command.id, cleared=cleared)
+        self._report.has_news = True
 
     def load_adapter_now(self, adapter: engine_pb2.EngineAdapter) -> engine_pb2.EngineAdapterLoaded:
         """Load an adapter before anything is served; returns whether it can be used."""
@@ -288,8 +288,8 @@ class Engine:
             self._adapters.free_unused({s.adapter for s in self._sequences.values()})
 
     def _note_adapter(self, loaded: engine_pb2.EngineAdapterLoaded) -> None:
-        self._report.adapters.append(loaded)
-        self._has_news = True
+        self._report.step.adapters.append(loaded)
+        self._report.has_news = True
         for sequence in [s for s in self._sequences.values() if s.adapter == loaded.digest]:
             if loaded.error:
                 self._fail(sequence, _no_adapter(f"the adapter: {loaded.error}"))
@@ -303,9 +303,9 @@ class Engine:
 
     def take_report(self) -> engine_pb2.EngineReport | None:
         """What is to be told since the last call, if anything."""
-        if not self._has_news and not self._is_behind:
+        if not self._report.has_news and not self._is_behind:
             return None
-        report = self._report
+        report = self._report.step
         stats = report.stats
         self._memory.write_stats(stats)
         parked_cells = sum(map(self._release(), self._parked()))
@@ -324,10 +324,7 @@ class Engine:
         report.draft_model_error = self._drafting.take_error()
         report.cached.extend(self._memory.prefixes.take_news(MOST_TOLD))
         report.cached.extend(cached_in(self._tiers))
-        told = self._told
-        self._report, self._told = _new_report()
-        self._has_news = False
-        return told
+        return self._report.take()
 
     def step(self) -> None:
         """Give every decoding sequence its token and prompts their part, as far as the KV cache goes.
@@ -374,7 +371,7 @@ class Engine:
         )
         self._memory.prefixes.pay(ended - planned, plan)
         self._memory.close_holes(plan)
-        stats = self._report.stats
+        stats = self._report.step.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding) + self._drafting.take_accepted()
         stats.decode_us = int((decoded - planned) * 1e6)
@@ -385,7 +382,7 @@ class Engine:
             self._steps.decoded(decoded - planned, is_switched=stats.adapter_switches > 0)
         self._switches_told = self._backend.adapter_switches
         self._check_times.stepped()
-        self._has_news = True
+        self._report.has_news = True
 
     def check_ledger(self) -> bool:
         """Compare the KV cells that are counted with llama.cpp's own view, if it is time.
@@ -399,14 +396,14 @@ class Engine:
             return False
         repairs = self._memory.repair(self._sequences.values())
         for repair in repairs:
-            self._report.ledger_repairs.append(str(repair))
+            self._report.step.ledger_repairs.append(str(repair))
             sequence = repair.sequence
             if sequence is None:
                 continue
-            self._report.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=0)
+            self._report.computed(sequence)
             if not sequence.is_running:
-                self._tell_residence(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
-        self._has_news |= bool(repairs)
+                self._report.residence(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
+        self._report.has_news |= bool(repairs)
         return bool(repairs)
 
     def _plan(self, now_s: float) -> StepPlan:
@@ -536,9 +533,7 @@ class Engine:
             self._evict(victim)
         is_found = sequence.restored_from is not None
         if not memory.load(sequence) or is_found:
-            self._report.prefilled.add(
-                key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
-            )
+            self._report.computed(sequence)
 
     def _parked(self) -> list[Sequence]:
         return [s for s in self._sequences.values() if not s.is_running]
@@ -553,7 +548,7 @@ class Engine:
         sequence.slot = slot
         sequence.scheduled_at_s = self._clock.monotonic_s()
         self._running[slot] = sequence
-        self._tell_residence(sequence)
+        self._report.residence(sequence)
 
     def _deschedule(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:
         """Take a sequence's slot; what is computed of it stays where it is."""
@@ -562,29 +557,13 @@ class Engine:
             sequence.slot = None
         if sequence.is_loaded and not sequence.position:
             self._memory.unload(sequence)  # there is nothing to keep a sequence id for
-        self._tell_residence(sequence, reason)
+        self._report.residence(sequence, reason)
 
     def _evict(self, sequence: Sequence) -> None:
         """Take a sequence's cells, and its slot; it goes on from host memory, or is computed again."""
         for other in self._memory.unload(sequence):
-            self._report.prefilled.add(key=other.key, epoch=other.epoch, computed_tokens=other.position)
+            self._report.computed(other)
         self._deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
-
-    def _tell_residence(
-        self,
-        sequence: Sequence,
-        reason: scheduler_pb2.YieldReason.ValueType = scheduler_pb2.YIELD_REASON_UNSPECIFIED,
-    ) -> None:
-        self._has_news = True
-        self._report.residences.add(
-            key=sequence.key,
-            epoch=sequence.epoch,
-            run=sequence.run,
-            residence=sequence.residence,
-            slot=sequence.slot or 0,
-            reason=reason,
-            generated_tokens=sequence.generated,
-        )
 
     def _is_interrupted(self, plan: StepPlan) -> bool:
         """Whether something has arrived that does not wait for a long step."""
@@ -614,9 +593,7 @@ class Engine:
                 continue
             if sequence.position == sequence.checkpoint_at:
                 self._memory.make_checkpoint(sequence)
-            self._report.prefilled.add(
-                key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position
-            )
+            self._report.computed(sequence)
             if not sequence.is_announced:
                 self._emit(sequence, chunks.announce(sequence, chunks.empty(sequence), self._worker_id))
 
@@ -624,8 +601,8 @@ class Engine:
         """Before its first step here: what was found of a request that another process had."""
         if sequence.is_retry:
             sequence.is_retry = False
-            self._report.stats.retried_tokens += sequence.n_tokens
-            self._report.stats.retried_found_tokens += sequence.position
+            self._report.step.stats.retried_tokens += sequence.n_tokens
+            self._report.step.stats.retried_found_tokens += sequence.position
 
     def _sample(self, plan: StepPlan, logits: NDArray[np.float32]) -> None:
         """Choose and report the tokens that follow; the rows of `logits` are those that the plan wants."""
@@ -640,7 +617,7 @@ class Engine:
         if plan.n_drafted:
             drop_rejected(plan.parts, tokens)
         unix_s = self._clock.unix_s()
-        logprobs = self._logprobs([sequence for sequence, _ in rows], tokens, logits)
+        logprobs = logprobs_of(logits, tokens, [sequence.sampler.n_logprobs for sequence, _ in rows])
         first = 0
         for part in plan.parts:
             end = first + part.n_logits
@@ -682,7 +659,7 @@ class Engine:
             self._emit(sequence, chunk)
         else:
             plain = self._plain.serialized(offset, accepted.tokens[0], accepted.text, unix_us)
-            self._emit_serialized(sequence, plain)
+            self._report.emit(sequence, plain)
         if accepted.is_timeslice_over:
             self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
 
@@ -714,23 +691,6 @@ class Engine:
         if sequence.generated == 0:
             sequence.time_to_first_token_ms = max(unix_s - sequence.enqueued_unix_s, 0.0) * 1000
 
-    @staticmethod
-    def _logprobs(
-        sequences: list[Sequence], tokens: list[int], logits: NDArray[np.float32]
-    ) -> list[Logprobs | None]:
-        """Of each row; None where they are not wanted or no token was chosen."""
-        found: list[Logprobs | None] = [None] * len(tokens)
-        wanted = [
-            (row, tokens[row], sequence.sampler.n_logprobs)
-            for row, sequence in enumerate(sequences)
-            if sequence.sampler.n_logprobs is not None and tokens[row] != BAD
-        ]
-        if wanted:
-            rows, chosen, n_top = zip(*wanted, strict=True)
-            for row, logprobs in zip(rows, log_probabilities(logits, rows, chosen, n_top), strict=True):
-                found[row] = logprobs
-        return found
-
     def _expire(self, unix_s: float) -> None:
         if unix_s < self._next_deadline_unix_s:
             return
@@ -741,15 +701,7 @@ class Engine:
         self._next_deadline_unix_s = min(deadlines, default=math.inf)
 
     def _emit(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
-        self._emit_serialized(sequence, chunk.SerializeToString())
-
-    def _emit_serialized(self, sequence: Sequence, chunk: bytes) -> None:
-        # One field after the other: keywords take almost twice as long.
-        emission = self._report.emissions.add()
-        emission.key = sequence.key
-        emission.chunk = sequence.chunk_head + chunk
-        emission.generated_tokens = sequence.generated
-        emission.epoch = sequence.epoch
+        self._report.emit(sequence, chunk.SerializeToString())
 
     def _complete(
         self,
@@ -784,7 +736,7 @@ class Engine:
     def _end(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
         chunks.close(sequence, chunk)
         self._emit(sequence, chunk)
-        self._report.finished.append(chunks.ended(sequence, outcome))
+        self._report.finished(sequence, outcome)
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -794,15 +746,8 @@ class Engine:
         del self._sequences[sequence.key]
         if sequence.slot is not None:
             del self._running[sequence.slot]
-        self._has_news = True
+        self._report.has_news = True
 
 
 def _no_adapter(why: str) -> Unavailable:
     return Unavailable(why, reason="ADAPTER_NOT_LOADED", retry_delay_s=None)
-
-
-def _new_report() -> tuple[engine_pb2.StepReport, engine_pb2.EngineReport]:
-    """(what a step is written into, the message that it is a part of): putting it there later is a copy."""
-    told = engine_pb2.EngineReport()
-    told.step.SetInParent()
-    return told.step, told

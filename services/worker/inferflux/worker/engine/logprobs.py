@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .sampling import Logits
-from .sampling_rows import top_of_rows
+from .sampling_rows import BAD, top_of_rows
 
 # Logits whose exponentials are computed at a time: they stay in the processor's cache.
 _BLOCK = 1 << 16
@@ -26,6 +26,23 @@ class Logprobs:
 
     chosen: float
     top: list[tuple[int, float]]
+
+
+def logprobs_of(logits: Logits, tokens: Sequence[int], n_top: Sequence[int | None]) -> list[Logprobs | None]:
+    """Of the token of each row of a matrix of shape (rows, vocabulary); None where none are wanted, and where
+    no token was chosen.
+
+    Args:
+        tokens: of the rows, `BAD` where none was chosen.
+        n_top: how many of the most likely tokens each row wants; None where it wants nothing.
+    """
+    found: list[Logprobs | None] = [None] * len(tokens)
+    wanted = [(row, tokens[row], n) for row, n in enumerate(n_top) if n is not None and tokens[row] != BAD]
+    if wanted:
+        rows, chosen, tops = zip(*wanted, strict=True)
+        for row, logprobs in zip(rows, log_probabilities(logits, rows, chosen, tops), strict=True):
+            found[row] = logprobs
+    return found
 
 
 def log_probabilities(
