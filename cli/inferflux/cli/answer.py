@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.common.prefixes.tiers import tier_name
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .tools import to_json
-
-_PREFIX = "FINISH_REASON_"
 
 
 @dataclass(slots=True)
@@ -96,7 +95,7 @@ class Answer:
             return ""
         if self.calls and self.finished.reason == generation_pb2.FINISH_REASON_STOP:
             return "tool_calls"
-        return generation_pb2.FinishReason.Name(self.finished.reason).removeprefix(_PREFIX).lower()
+        return name_of(self.finished.reason)
 
     @property
     def cut(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from inferflux.api.errors import InferFluxError
+from inferflux.api.finish_reasons import name_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .following import Following
@@ -49,10 +50,7 @@ class StreamView:
     @property
     def finish_reason(self) -> str:
         """stop, length, cancelled or content_filter; empty until the end has come."""
-        if self.finished is None:
-            return ""
-        name = generation_pb2.FinishReason.Name(self.finished.reason)
-        return name.removeprefix("FINISH_REASON_").lower()
+        return "" if self.finished is None else name_of(self.finished.reason)
 
     def _chunk_of(self, response: Response) -> tokens_pb2.TokenChunk:
         """The chunk of a response, beside which a chat's has a delta."""

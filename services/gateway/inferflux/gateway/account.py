@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.common import rate_limits
 from inferflux.common.audit.calls import ALLOWED, decision_of, reason_of, refused_by
 from inferflux.common.audit.writer import AuditTrail
@@ -19,13 +20,7 @@ from .metrics import GatewayMetrics, ModelMetrics
 from .reservations import Reservations
 from .spans import note_end
 
-FILTERED = "content_filter"
-_OUTCOMES = {
-    generation_pb2.FINISH_REASON_STOP: "stop",
-    generation_pb2.FINISH_REASON_LENGTH: "length",
-    generation_pb2.FINISH_REASON_CANCELLED: "cancelled",
-    generation_pb2.FINISH_REASON_CONTENT_FILTER: FILTERED,
-}
+FILTERED = name_of(generation_pb2.FINISH_REASON_CONTENT_FILTER)
 
 
 class Account:
@@ -150,7 +145,7 @@ class Account:
         Returns:
             Whether it ends the job, and not the answer alone.
         """
-        outcome = _OUTCOMES.get(finished.reason, "unknown")
+        outcome = name_of(finished.reason)
         is_of_job = outcome != FILTERED or finished.HasField("usage")
         if is_of_job:
             self.note_usage(finished.usage)

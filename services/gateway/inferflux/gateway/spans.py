@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final
 
+from inferflux.api.finish_reasons import NAMES
 from inferflux.common import logs
 from inferflux.common.errors import InferFluxError
 from inferflux.common.prefixes.tiers import tier_name
@@ -20,7 +21,7 @@ _OPERATIONS: Final = {
     "Rerank": "rerank",
 }
 
-_FINISH_REASONS = frozenset({"stop", "length", "cancelled", "content_filter"})
+_FINISH_REASONS = frozenset(NAMES.values())
 
 
 class RequestSpan:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from inferflux.v1 import generation_pb2, tokens_pb2
+from inferflux.api.finish_reasons import name_of
+from inferflux.v1 import tokens_pb2
 
 
 @dataclass(slots=True)
@@ -44,8 +45,7 @@ def outcome_of(chunk: tokens_pb2.TokenChunk) -> str:
     """stop, length, cancelled, or the reason of a failure; "" when the chunk is not terminal."""
     match chunk.WhichOneof("event"):
         case "finished":
-            name = generation_pb2.FinishReason.Name(chunk.finished.reason)
-            return name.removeprefix("FINISH_REASON_").lower()
+            return name_of(chunk.finished.reason)
         case "failed":
             return chunk.failed.reason or "failed"
     return ""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
@@ -171,8 +172,7 @@ class Embedder:
             self._fail(job, DeadlineExceeded("the deadline passed while embedding"))
 
     def _finish(self, job: Job, reason: generation_pb2.FinishReason.ValueType) -> None:
-        outcome = generation_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
-        self._end(job, job.finished(reason, self._clock.monotonic_s()), outcome)
+        self._end(job, job.finished(reason, self._clock.monotonic_s()), name_of(reason))
 
     def _fail(self, job: Job, error: InferFluxError) -> None:
         self._end(job, job.failed(error), error.reason.lower())

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.common.errors import InferFluxError, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2
 
 from .acceptance import Accepted
 from .logprobs import Logprobs
 from .sequence import Sequence
-
-_REASON_PREFIX = "FINISH_REASON_"
 
 
 def empty(sequence: Sequence, offset: int | None = None) -> tokens_pb2.TokenChunk:
@@ -96,7 +95,7 @@ def finish(
     if sequence.drafts is not None:
         finished.timings.draft_n = sequence.drafts.drafted
         finished.timings.draft_n_accepted = sequence.drafts.accepted
-    return generation_pb2.FinishReason.Name(reason).removeprefix(_REASON_PREFIX).lower()
+    return name_of(reason)
 
 
 def fail(chunk: tokens_pb2.TokenChunk, error: InferFluxError) -> str:

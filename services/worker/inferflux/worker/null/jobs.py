@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.text import TextAssembler
 
 from .answers import text_of, token_at
-
-_REASON_PREFIX = "FINISH_REASON_"
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +121,7 @@ class Job:
         finished.timings.queue_ms = self.queue_ms
         finished.timings.prefill_ms = (first_s - self.started_s) * 1000
         finished.timings.decode_ms = (now_s - first_s) * 1000
-        return generation_pb2.FinishReason.Name(reason).removeprefix(_REASON_PREFIX).lower()
+        return name_of(reason)
 
     def close(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Say in a terminal chunk which attempt it ends, of which model, and how its answer is read."""

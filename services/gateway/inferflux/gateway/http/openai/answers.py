@@ -13,11 +13,6 @@ from .bodies import GenerationBody
 
 Json = dict[str, Any]
 
-FINISH_REASONS: Mapping[int, str] = {
-    generation_pb2.FINISH_REASON_STOP: "stop",
-    generation_pb2.FINISH_REASON_LENGTH: "length",
-    generation_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
-}
 # JSON has no minus infinity; OpenAI's API says this of a token that is out of the question.
 _LEAST_LOGPROB = -9999.0
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints, messages, served, tools
 from .answers import (
-    FINISH_REASONS,
     DraftSum,
     Head,
     Json,
@@ -129,7 +129,7 @@ def _said(chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None) -
 
 def finish_reason(finished: tokens_pb2.Finished, *, has_calls: bool) -> str:
     """Calls that a limit cut are told as cut."""
-    reason = FINISH_REASONS.get(finished.reason, "stop")
+    reason = name_of(finished.reason)
     return "tool_calls" if has_calls and reason == "stop" else reason
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints, served
 from .answers import (
-    FINISH_REASONS,
     DraftSum,
     Head,
     Json,
@@ -153,7 +153,7 @@ class CompletionStream(UnnamedEvents):
             self._shape.usage.add(index, chunk.finished.usage)
         if not (text or is_end or (logprobs and logprobs["tokens"])):
             return []
-        reason = FINISH_REASONS.get(chunk.finished.reason, "stop") if is_end else None
+        reason = name_of(chunk.finished.reason) if is_end else None
         message = self._shape.head.of("text_completion", [self._shape.choice(index, text, logprobs, reason)])
         if is_end:
             message |= drafts_of(chunk.finished)
@@ -185,7 +185,7 @@ class CompletionAnswer:
         for name, values in (self._shape.logprobs(index, chunk) or {}).items():
             choice["logprobs"][name].extend(values)
         if chunk.HasField("finished"):
-            choice["finish_reason"] = FINISH_REASONS.get(chunk.finished.reason, "stop")
+            choice["finish_reason"] = name_of(chunk.finished.reason)
             self._shape.usage.add(index, chunk.finished.usage)
             self._drafts.add(chunk.finished.timings)
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from google.protobuf import json_format
 
+from inferflux.api.finish_reasons import name_of
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.prefixes.tiers import tier_name
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints
-from .answers import FINISH_REASONS, Json, UnnamedEvents, UsageSum, finite
+from .answers import Json, UnnamedEvents, UsageSum, finite
 from .bodies import GenerateBody
 from .messages import field_names as names_of_messages
 from .messages import to_message
@@ -104,7 +105,7 @@ def chunk_json(chunk: tokens_pb2.TokenChunk) -> Json:
         case "finished":
             usage = UsageSum()
             usage.add(0, chunk.finished.usage)
-            made["finish_reason"] = FINISH_REASONS.get(chunk.finished.reason, "stop")
+            made["finish_reason"] = name_of(chunk.finished.reason)
             made["usage"] = usage.to_json()
             made["timings"] = json_format.MessageToDict(
                 chunk.finished.timings, preserving_proto_field_name=True
