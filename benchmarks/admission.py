@@ -69,34 +69,43 @@ class Figures:
 
 
 @asynccontextmanager
-async def policy_process(*, service_key: str, admin_key: str) -> AsyncIterator[str]:
-    """Its address, once it is ready."""
+async def policy_on_valkey(*, service_key: str, admin_key: str) -> AsyncIterator[str]:
+    """The address of a policy process over a valkey-server, once it is ready."""
     with tempfile.TemporaryDirectory(prefix="inferflux-admission-") as directory:
         valkey = ServerProcess.valkey(Path(directory) / "valkey")
         valkey.start()
-        address = f"{LOOPBACK}:{free_port()}"
-        environment = {
-            "INFERFLUX_POLICY_LISTEN": address,
-            "INFERFLUX_REDIS_URL": valkey.url,
-            "INFERFLUX_SERVICE_KEY": service_key,
-            "INFERFLUX_POLICY_BOOTSTRAP_KEY": admin_key,
-            "INFERFLUX_EXIT_WITH_PARENT": "true",
-        }
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
-        command = (sys.executable, "-m", "inferflux.policy")
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=inherited | environment,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
         try:
-            await _until_serving(address)
-            yield address
+            async with policy_process(valkey.url, service_key=service_key, admin_key=admin_key) as address:
+                yield address
         finally:
-            process.kill()
-            await process.wait()
             valkey.stop()
+
+
+@asynccontextmanager
+async def policy_process(redis_url: str, *, service_key: str, admin_key: str) -> AsyncIterator[str]:
+    """Its address, once it is ready."""
+    address = f"{LOOPBACK}:{free_port()}"
+    environment = {
+        "INFERFLUX_POLICY_LISTEN": address,
+        "INFERFLUX_REDIS_URL": redis_url,
+        "INFERFLUX_SERVICE_KEY": service_key,
+        "INFERFLUX_POLICY_BOOTSTRAP_KEY": admin_key,
+        "INFERFLUX_EXIT_WITH_PARENT": "true",
+    }
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
+    command = (sys.executable, "-m", "inferflux.policy")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=inherited | environment,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await _until_serving(address)
+        yield address
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def _until_serving(address: str) -> None:
@@ -213,7 +222,7 @@ async def measure(options: argparse.Namespace) -> Figures:
     admin_key = f"ifx_{secrets.token_urlsafe(32)}"
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(
-            policy_process(service_key=service_key, admin_key=admin_key)
+            policy_on_valkey(service_key=service_key, admin_key=admin_key)
         )
         channel = await stack.enter_async_context(grpc_client.channel(address))
         admission = Admission(channel, service_key=service_key, timeout_s=10.0)

@@ -130,6 +130,11 @@ async def test_no_service_may_change_the_server(server: ServerProcess, user: str
             assert not await is_allowed(run(connection, *command)), command
 
 
+async def test_policy_may_wait_for_replicas(server: ServerProcess) -> None:
+    async with client(server, redis_users.POLICY) as connection:
+        assert await run(connection, "WAIT", "0", "1") == 0
+
+
 @pytest.mark.parametrize("user", SERVICES)
 async def test_no_service_learns_of_keys_and_scripts_of_others(server: ServerProcess, user: str) -> None:
     async with client(server, user) as connection:

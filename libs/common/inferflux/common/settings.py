@@ -193,7 +193,7 @@ class ServiceSettings(BaseSettings):
     )
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
-        "Redis or Valkey: of policy, and of the "
+        "Redis or Valkey, one or [behind sentinels](fleet.md#redis): of policy, and of the "
         "[prefix index](architecture.md#the-prefix-index), which workers and schedulers can do without. "
         "Gateways need it for the [answer cache](architecture.md#the-answer-cache) alone",
         variable="INFERFLUX_REDIS_URL",

@@ -10,8 +10,10 @@ import redis.asyncio
 import redis.exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import ExponentialWithJitterBackoff
 
+from inferflux.common import sentinel
 from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.common.tls import ClientTls, TlsFiles
 
@@ -26,9 +28,10 @@ FAILURES = (redis.exceptions.RedisError, OSError, TimeoutError)
 # How uvloop's RuntimeError for a write to a closed transport ends.
 _CLOSED_TRANSPORT = "the handler is closed"
 _BAD_URL = (
-    "not a URL of redis://, rediss:// or unix://, or one with a wrong option. In a password, "
-    "/ ? # @ : % are written %2F %3F %23 %40 %3A %25"
+    "not a URL of redis://, rediss://, redis+sentinel:// or unix://, or one with a wrong option. In a "
+    "password, / ? # @ : % are written %2F %3F %23 %40 %3A %25"
 )
+_NO_CLUSTER = "a Redis Cluster is not spoken: name one server, or sentinels with redis+sentinel://"
 
 
 class _Connection(AbstractConnection):
@@ -64,38 +67,76 @@ def connect(url: str, *, tls: TlsFiles | None = None) -> redis.asyncio.Redis:
     """A client with a bounded pool and bounded waits. It connects on its first command.
 
     Args:
-        tls: how to speak it with a server at a URL of `rediss://` that has no options of its own for that.
+        url: of one server, or of sentinels that know which server is the primary (`sentinel.parse`).
+        tls: how to speak it with servers at a URL of `rediss://` that has no options of its own for that.
 
     Raises:
         InvalidArgument: the URL is not one, or a file of `tls` cannot be used.
     """
     try:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=POOL_SIZE,
-            timeout=_ANSWER_TIMEOUT_S,
-            socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            socket_timeout=_ANSWER_TIMEOUT_S,
-            health_check_interval=15,
-            # One retry: a connection that a restarted server had closed is replaced unseen.
-            retry=Retry(ExponentialWithJitterBackoff(cap=0.1, base=0.01), 1),
-        )
-        # The URL has chosen between TCP, TLS and a Unix socket, and may hold any option.
-        bases: tuple[type[AbstractConnection], ...] = (_Connection, pool.connection_class)
-        has_own_options = any(name.startswith("ssl_") for name in pool.connection_kwargs)
-        if issubclass(pool.connection_class, SSLConnection) and not has_own_options:
-            bases = (_TlsConnection, *bases)
-            pool.connection_kwargs["tls"] = ClientTls(tls or TlsFiles())
-        pool.connection_class = type("Connection", bases, {})
+        if "cluster" in url.partition("://")[0]:
+            raise _refused(_NO_CLUSTER)
+        if sentinel.is_of_sentinels(url):
+            pool: redis.asyncio.BlockingConnectionPool = _pool_of_sentinels(sentinel.parse(url), tls)
+        else:
+            pool = _pool_of_one(url, tls)
         pool.connection_kwargs["decode_responses"] = False
         if issubclass(pool.connection_class, Connection):
             pool.connection_kwargs["socket_keepalive"] = True
         pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know
+    except sentinel.BadSentinelUrl as error:
+        raise _refused(str(error)) from None
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
         # The client's own text may have a part of a password that was not escaped.
-        why = _BAD_URL if "@" in url else error
-        raise InvalidArgument(f"INFERFLUX_REDIS_URL: {why}", field="INFERFLUX_REDIS_URL") from None
+        raise _refused(_BAD_URL if "@" in url else str(error)) from None
     return redis.asyncio.Redis.from_pool(pool)
+
+
+def has_replicas(client: redis.asyncio.Redis) -> bool:
+    """Whether its server may be replaced by a replica: it is found through sentinels."""
+    return isinstance(client.connection_pool, sentinel.SentinelPool)
+
+
+def _pool_of_one(url: str, tls: TlsFiles | None) -> redis.asyncio.BlockingConnectionPool:
+    pool = redis.asyncio.BlockingConnectionPool.from_url(url, **_arguments())
+    # The URL has chosen between TCP, TLS and a Unix socket, and may hold any option.
+    bases: tuple[type[AbstractConnection], ...] = (_Connection, pool.connection_class)
+    has_own_options = any(name.startswith("ssl_") for name in pool.connection_kwargs)
+    if issubclass(pool.connection_class, SSLConnection) and not has_own_options:
+        bases = (_TlsConnection, *bases)
+        pool.connection_kwargs["tls"] = ClientTls(tls or TlsFiles())
+    pool.connection_class = type("Connection", bases, {})
+    return pool
+
+
+def _pool_of_sentinels(target: sentinel.SentinelUrl, tls: TlsFiles | None) -> sentinel.SentinelPool:
+    own = (_TlsConnection,) if target.has_tls and "ssl_" not in target.server_url else ()
+    managed = SentinelManagedSSLConnection if target.has_tls else SentinelManagedConnection
+    plain = SSLConnection if target.has_tls else Connection
+    return sentinel.open_pool(
+        target,
+        server_class=type("Connection", (_Connection, *own, managed), {}),
+        sentinel_class=type("Connection", (_Connection, *own, plain), {}),
+        tls={"tls": ClientTls(tls or TlsFiles())} if own else {},
+        **_arguments(),
+    )
+
+
+def _arguments() -> dict[str, Any]:
+    """Of a pool and of its connections."""
+    return {
+        "max_connections": POOL_SIZE,
+        "timeout": _ANSWER_TIMEOUT_S,
+        "socket_connect_timeout": _CONNECT_TIMEOUT_S,
+        "socket_timeout": _ANSWER_TIMEOUT_S,
+        "health_check_interval": 15,
+        # One retry: a connection that a restarted server had closed is replaced unseen.
+        "retry": Retry(ExponentialWithJitterBackoff(cap=0.1, base=0.01), 1),
+    }
+
+
+def _refused(why: str) -> InvalidArgument:
+    return InvalidArgument(f"INFERFLUX_REDIS_URL: {why}", field="INFERFLUX_REDIS_URL")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ class StoreGuard:
     """
 
     def __init__(self, *, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._places = asyncio.Semaphore(POOL_SIZE)
 
     @asynccontextmanager
@@ -29,9 +29,9 @@ class StoreGuard:
             Unavailable: Redis is away, or too slow.
         """
         try:
-            async with self._places, asyncio.timeout(self._timeout_s):
+            async with self._places, asyncio.timeout(self.timeout_s):
                 with store_errors():
                     yield
         except TimeoutError:
-            message = f"the policy store did not answer within {self._timeout_s:g} s"
+            message = f"the policy store did not answer within {self.timeout_s:g} s"
             raise Unavailable(message, reason="STORE_TIMEOUT") from None

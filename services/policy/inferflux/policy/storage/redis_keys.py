@@ -24,6 +24,7 @@ from inferflux.policy.roles import BUILTIN, Role
 from inferflux.policy.together import Together
 
 from .last_used import LAST_USED, RedisLastUsed
+from .replicated import ReplicatedWrites
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -117,6 +118,7 @@ class RedisKeys:
     def __init__(self, redis: Redis, guard: StoreGuard) -> None:
         self._redis = redis
         self._guard = guard
+        self._writes = ReplicatedWrites(redis, guard)
         self._last_used = RedisLastUsed(redis, guard)
         self._add = redis.register_script(_ADD)
         self._revoke = redis.register_script(_REVOKE)
@@ -181,8 +183,7 @@ class RedisKeys:
 
     async def revoke(self, key_id: str, *, version: int) -> bool:
         """Remove a key; False unless there is one of that id and version."""
-        async with self._guard.limit():
-            return bool(await self._revoke([INDEX, LAST_USED], [KEY, key_id, version]))
+        return bool(await self._writes.run(self._revoke, [INDEX, LAST_USED], [KEY, key_id, version]))
 
     async def replace(self, record: ApiKeyRecord) -> bool:
         """Write a changed key; False unless the stored one is of the version before."""
@@ -193,8 +194,7 @@ class RedisKeys:
         flat = [x for pair in record.fields().items() for x in pair]
         until = record.previous_until_unix_ms
         head: list[str | int] = [KEY, record.key_id, record.version - 1, old.digest, record.digest, until]
-        async with self._guard.limit():
-            return bool(await self._replace([INDEX], [*head, *flat]))
+        return bool(await self._writes.run(self._replace, [INDEX], [*head, *flat]))
 
     async def note_used(self, used_unix_ms: Mapping[str, int]) -> None:
         """Say when keys were last used, by key id; those that are gone are left out."""
@@ -233,13 +233,12 @@ class RedisKeys:
 
     async def put_role(self, role: Role) -> bool:
         """Write a new or changed role; False unless the stored one is of the version before."""
-        async with self._guard.limit():
-            return bool(await self._put_role([ROLES], [role.name, role.version - 1, role.to_json()]))
+        arguments: list[str | int] = [role.name, role.version - 1, role.to_json()]
+        return bool(await self._writes.run(self._put_role, [ROLES], arguments))
 
     async def delete_role(self, name: str, *, version: int) -> bool:
         """Remove a role; False unless there is one of that name and version."""
-        async with self._guard.limit():
-            return bool(await self._delete_role([ROLES], [name, version]))
+        return bool(await self._writes.run(self._delete_role, [ROLES], [name, version]))
 
     async def is_bootstrapped(self, mark: str) -> bool:
         """Whether `bootstrap` was ever called with this mark on the store as it is now."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from inferflux.policy.guarded import StoreGuard
 
+from .replicated import ReplicatedWrites
 from .table import LARGE, REMEMBERED_MS, Changes, Edits, Row
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class RedisTable:
     def __init__(self, redis: Redis, guard: StoreGuard) -> None:
         self._redis = redis
         self._guard = guard
+        self._writes = ReplicatedWrites(redis, guard)
         self._read = redis.register_script(_READ)
         self._write = redis.register_script(_WRITE)
 
@@ -95,8 +97,7 @@ class RedisTable:
         flat: list[str | int] = [expected, revision, REMEMBERED_MS]
         for row, value in edits.items():
             flat += [4 if row.kind in LARGE else 2, row.text, "del" if value is None else "set", value or ""]
-        async with self._guard.limit():
-            return bool(await self._write([REVISION, _ROWS, _CHANGED, _LARGE], flat))
+        return bool(await self._writes.run(self._write, [REVISION, _ROWS, _CHANGED, _LARGE], flat))
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
