@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from inferflux.common.constraints.compiling import Compiler
 from inferflux.common.constraints.patterns import PatternError, portable
 from inferflux.common.constraints.schema import normalised
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
@@ -92,6 +93,21 @@ def test_what_is_read_in_different_ways_is_refused_by_name(pattern: str, named: 
     with pytest.raises(PatternError) as refused:
         portable(pattern)
     assert named in str(refused.value)
+
+
+def test_classes_that_take_too_much_room_are_refused_before_they_are_all_spelled_out() -> None:
+    assert len(portable("\\S" * 1000)) == 50_000
+    with pytest.raises(PatternError, match="longer than 65536 characters"):
+        portable("\\S" * 1_000_000)
+
+
+def test_the_patterns_of_a_schema_have_room_together() -> None:
+    one = {"type": "string", "pattern": "\\S" * 1000}
+    normalised(json.dumps({"type": "array", "items": one}))
+    with pytest.raises(InvalidArgument) as refused:
+        normalised(json.dumps({"type": "object", "properties": {"a": one, "b": one}}))
+    assert refused.value.reason == "UNSUPPORTED_SCHEMA"
+    assert "#/properties/b/pattern" in refused.value.message
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,15 @@ import threading
 import pytest
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.bodies import LARGE_BYTES, off_loop_if_large, parse
+from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.openai.bodies import TokenizeBody
+from inferflux.gateway.off_loop import LARGE_BYTES, off_loop_if_large
 
 
 @pytest.mark.parametrize(("n_bytes", "is_on_loop"), [(LARGE_BYTES, True), (LARGE_BYTES + 1, False)])
 async def test_only_a_large_body_leaves_the_thread_of_the_loop(n_bytes: int, is_on_loop: bool) -> None:
     body = b"x" * n_bytes
-    thread = await off_loop_if_large(body, threading.get_ident)
+    thread = await off_loop_if_large(len(body), threading.get_ident)
     assert (thread == threading.get_ident()) is is_on_loop
     with pytest.raises(InvalidArgument):
-        await off_loop_if_large(body, lambda: parse(TokenizeBody, body))
+        await off_loop_if_large(len(body), lambda: parse(TokenizeBody, body))

@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 
 from inferflux.gateway.http import generate
-from inferflux.gateway.http.bodies import LARGE_BYTES, parse
+from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.models import ModelRegistry
+from inferflux.gateway.off_loop import LARGE_BYTES
 
 
 @pytest.mark.parametrize(("n_bytes", "is_on_loop"), [(0, True), (LARGE_BYTES, False)])

@@ -270,6 +270,17 @@ def test_a_function_without_parameters_takes_no_arguments(function: dict[str, An
     assert template_tools(asked.tools)[0]["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
+def test_a_schema_that_was_seen_before_is_refused_in_its_own_place() -> None:
+    bad = {"type": "object", "properties": {"x": {"not": {}}}}
+    functions = [{"name": "f", "parameters": {}}, {"name": "g", "parameters": bad}]
+    for first in (0, 1):
+        tools = [{"type": "function", "function": function} for function in functions[first:]]
+        with pytest.raises(InvalidArgument) as refused:
+            tool_use_of(request(tools=tools))
+        assert refused.value.field == f"tools[{1 - first}].parameters"
+        assert refused.value.message.startswith(f"{refused.value.field}: ")
+
+
 def test_a_function_of_any_object_takes_any_object() -> None:
     asked = request(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}])
     assert tool_use_of(asked).functions[0].parameters == '{"type":"object"}'

@@ -11,6 +11,8 @@ from inferflux.common.constraints.schema import normalised
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2, model_pb2
 
+from .off_loop import LARGE_SCHEMA, off_loop_if_large
+
 # Constraints that are known to compile, each by a digest.
 _MOST_REMEMBERED = 4096
 
@@ -63,7 +65,9 @@ class Constraints:
         usable = generation_pb2.GenerationParams()
         usable.CopyFrom(params)
         if usable.constraint.WhichOneof("constraint") == "json_schema":
-            usable.constraint.json_schema = normalised(usable.constraint.json_schema)
+            schema = usable.constraint.json_schema
+            read = await off_loop_if_large(len(schema), lambda: normalised(schema), above=LARGE_SCHEMA)
+            usable.constraint.json_schema = read
             check_constraint(usable)  # classes of a pattern may have been spelled out
         try:
             await self._try(usable.constraint, card.digest, field_of(usable.constraint))

@@ -30,9 +30,10 @@ from .chat_reader import format_of
 from .constraints import Compiles, Constraints
 from .generation import Generation, Services
 from .images.intake import ImageIntake
+from .off_loop import LARGE_SCHEMA, off_loop_if_large
 from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_attempt_id, new_call_id_prefix, resolve
-from .tools import functions_of, tool_use_of
+from .tools import functions_of, schema_bytes, tool_use_of
 
 log = logs.get()
 
@@ -145,7 +146,8 @@ class Pipeline:
             card, adapter = await self._check(call.caller, request)
             validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
             generation.note_prompt(chat_text(request.messages))
-            use = tool_use_of(request)
+            size = schema_bytes(request.tools)
+            use = await off_loop_if_large(size, lambda: tool_use_of(request), above=LARGE_SCHEMA)
             params = await self._constraints.checked(request.params, card)
             chat = await self._rendered(request.messages, card, use.tools)
             has_constraint = params.HasField("constraint")
@@ -169,8 +171,8 @@ class Pipeline:
         """The generation that continues a prompt, submitted."""
         async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
             card, adapter = await self._check(call.caller, request)
-            params = await self._constraints.checked(request.params, card)
             text = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
+            params = await self._constraints.checked(request.params, card)
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
             prompt = await self._prompt(text, request.WhichOneof("prompt") or "prompt", card)
             await self._submit(generation, call, card, prompt, request, params, adapter=adapter)
@@ -264,7 +266,8 @@ class Pipeline:
         else:
             messages = request.conversation.messages
             validation.check_messages(messages, max_text_bytes=most)
-            functions_of(request.conversation.tools)
+            tools = request.conversation.tools
+            await off_loop_if_large(schema_bytes(tools), lambda: functions_of(tools), above=LARGE_SCHEMA)
             chat = await self._rendered(messages, card, request.conversation.tools)
             ids = chat.tokens.ids
         return inference_pb2.TokenizeResponse(token_ids=ids, context_length=card.context_length)

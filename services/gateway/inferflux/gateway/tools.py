@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
@@ -20,6 +21,8 @@ from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 _NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
 _MODES = frozenset(inference_pb2.ToolChoiceMode.values())
+# Schemas of functions that are read already, and the longest of them.
+_MOST_REMEMBERED, _MOST_REMEMBERED_CHARS = 256, 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,11 @@ class ToolUse:
             is_single=self.is_single,
             reasoning=chat.reasoning,
         )
+
+
+def schema_bytes(tools: Sequence[inference_pb2.Tool]) -> int:
+    """How much text there is to read of the tools."""
+    return sum(len(tool.parameters) for tool in tools)
 
 
 def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
@@ -131,18 +139,24 @@ def _arguments_schema(text: str, field: str) -> str:
     if not text:
         return _NO_ARGUMENTS
     try:
-        schema = json.loads(schemas.normalised(text))
+        return _known_arguments(text) if len(text) <= _MOST_REMEMBERED_CHARS else _arguments(text)
     except InvalidArgument as error:
         raise InvalidArgument(f"{field}: {error.message}", field=field, reason=error.reason) from None
+
+
+def _arguments(text: str) -> str:
+    schema = json.loads(schemas.normalised(text))
     if _parsed(text) is None:
-        message = f"{field}: the schema is no JSON, or nested too deeply"
-        raise InvalidArgument(message, field=field, reason="BAD_SCHEMA")
+        raise InvalidArgument("the schema is no JSON, or nested too deeply", reason="BAD_SCHEMA")
     if not schema:
         return _NO_ARGUMENTS
     if schema.setdefault("type", "object") != "object":
-        message = f"{field}: arguments are an object: its type is 'object'"
-        raise InvalidArgument(message, field=field, reason="BAD_SCHEMA")
+        raise InvalidArgument("arguments are an object: its type is 'object'", reason="BAD_SCHEMA")
     return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+
+
+# An agent sends the same tools with every request.
+_known_arguments = lru_cache(_MOST_REMEMBERED)(_arguments)
 
 
 def _parsed(text: str) -> Any:

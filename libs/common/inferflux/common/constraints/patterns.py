@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
+
+MOST_CHARS = 64 << 10
+"""Of an expression whose classes are spelled out: `\\S` alone takes 50."""
 
 Range = tuple[int, int]
 """Code points from the first to the last one."""
@@ -30,6 +34,8 @@ _CONTROL_ESCAPES = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 
 
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z0-9_=]+\}")
+# What everyone reads alike, up to what may be read otherwise.
+_PLAIN = re.compile(r"[^\[\\.(]+")
 _FLAGS = re.compile(r"\(\?(?![:=!<])")
 
 
@@ -37,13 +43,20 @@ class PatternError(ValueError):
     """What of the expression is not supported."""
 
 
-def portable(pattern: str) -> str:
+def portable(pattern: str, *, most_chars: int = MOST_CHARS) -> str:
     """The expression in the syntax that ECMA-262, Rust and others share.
 
     Raises:
-        PatternError: it has what they read in different ways.
+        PatternError: it has what they read in different ways, or becomes longer than `most_chars`.
     """
-    return "".join(_Reader(pattern).parts())
+    parts: list[str] = []
+    left = most_chars
+    for part in _Reader(pattern).parts():
+        left -= len(part)
+        if left < 0:
+            raise PatternError(f"what is longer than {most_chars} characters, its classes spelled out,")
+        parts.append(part)
+    return "".join(parts)
 
 
 class _Reader:
@@ -53,6 +66,10 @@ class _Reader:
 
     def parts(self) -> Iterator[str]:
         while self._at < len(self._text):
+            if plain := _PLAIN.match(self._text, self._at):
+                self._at = plain.end()
+                yield plain[0]
+                continue
             char = self._text[self._at]
             if char == "[":
                 yield self._class()
@@ -60,7 +77,7 @@ class _Reader:
                 yield self._escape()
             elif char == ".":
                 self._at += 1
-                yield _spelled(_complement(_LINE_END))
+                yield _spelled_set(".")
             else:
                 if found := _FLAGS.match(self._text, self._at):
                     raise PatternError(f"the group {self._text[self._at : found.end() + 1]!r}")
@@ -77,6 +94,9 @@ class _Reader:
         if self._text.startswith(("b", "B"), self._at) or self._next_is_reference():
             self._at += 1
             return self._text[begin : self._at]  # an assertion, or what no parser takes
+        if (char := self._text[self._at : self._at + 1]).lower() in _SETS:
+            self._at += 1
+            return _spelled_set(char)
         return _spelled(self._escaped())
 
     def _next_is_reference(self) -> bool:
@@ -92,8 +112,8 @@ class _Reader:
                 raise PatternError("half of a surrogate pair")
             return [(code, code)]
         self._at += 1
-        if (characters := _SETS.get(char.lower())) is not None:
-            return characters if char.islower() else _complement(characters)
+        if char.lower() in _SETS:
+            return _set_of(char)
         if (code := _CONTROL_ESCAPES.get(char, -1)) >= 0:
             if char == "0" and self._text[self._at : self._at + 1].isdigit():
                 raise PatternError("an octal escape")
@@ -152,6 +172,19 @@ class _Reader:
             self._at += 1
             return [(0x08, 0x08)]
         return self._escaped()
+
+
+def _set_of(char: str) -> list[Range]:
+    """The characters that `.` stands for, or an escape such as `\\d` or `\\D`."""
+    if char == ".":
+        return _complement(_LINE_END)
+    characters = _SETS[char.lower()]
+    return characters if char.islower() else _complement(characters)
+
+
+@cache
+def _spelled_set(char: str) -> str:
+    return _spelled(_set_of(char))
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:

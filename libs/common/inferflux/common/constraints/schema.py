@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from inferflux.common.errors import InvalidArgument
 
-from .patterns import PatternError, portable
+from .patterns import MOST_CHARS, PatternError, portable
 
 FIELD = "params.constraint.json_schema"
 
@@ -116,6 +116,8 @@ class _Walk:
         self._schemas: set[str] = set()
         # Each with the place that has it.
         self._references: list[tuple[str, str]] = []
+        # That all patterns together may have still.
+        self._pattern_chars = MOST_CHARS
 
     def schema(self, value: _Json, path: str, depth: int) -> _Json:
         if depth > MAX_DEPTH:
@@ -183,9 +185,11 @@ class _Walk:
 
     def pattern(self, value: _Json, path: str, _depth: int) -> _Json:
         try:
-            return portable(self.text(value, path, 0))
+            read = portable(self.text(value, path, 0), most_chars=self._pattern_chars)
         except PatternError as error:
             raise _unsupported(f"{error} in a pattern", path) from None
+        self._pattern_chars -= len(read)
+        return read
 
     def schemas_by_pattern(self, value: _Json, path: str, depth: int) -> _Json:
         kept = {}

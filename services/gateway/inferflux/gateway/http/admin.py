@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 
 from inferflux.common.grpc_interceptor import CallInfo, serving
 from inferflux.gateway.admin_methods import AdminMethod
+from inferflux.gateway.off_loop import off_loop_if_large
 
-from .bodies import off_loop_if_large
 from .endpoint import Request
 from .errors import BodyTooLarge
 from .message_json import parse_message
@@ -47,7 +47,7 @@ class AdminCall:
 
     async def _message(self, body: bytes) -> Message:
         kind = self._method.request
-        message = await off_loop_if_large(body, lambda: parse_message(kind, body), above=_LARGE_BYTES)
+        message = await off_loop_if_large(len(body), lambda: parse_message(kind, body), above=_LARGE_BYTES)
         if message.ByteSize() > self._max_message_bytes:
             why = f"the message has more than {self._max_message_bytes} bytes"
             raise BodyTooLarge(why, reason="BODY_TOO_LARGE")

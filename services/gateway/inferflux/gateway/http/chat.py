@@ -7,8 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inferflux.gateway.off_loop import off_loop_if_large
+
 from .answering import Answering, Asked
-from .bodies import off_loop_if_large, parse
+from .bodies import parse
 from .endpoint import Request
 from .openai import chat
 from .openai.answers import Head, wants_usage
@@ -27,7 +29,7 @@ class ChatCompletions:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body, prompt = await off_loop_if_large(request.body, lambda: _read(request.body))
+        body, prompt = await off_loop_if_large(len(request.body), lambda: _read(request.body))
         n = body.n or 1
         asked = Asked([prompt], n, partial(chat.field_names, body))
         head = Head(f"chatcmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))

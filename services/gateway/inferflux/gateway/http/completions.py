@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from inferflux.common.errors import InferFluxError
+from inferflux.gateway.off_loop import off_loop_if_large
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
 from .answering import Answering, Asked
-from .bodies import off_loop_if_large, parse
+from .bodies import parse
 from .endpoint import Request
 from .errors import in_words_of
 from .openai import completions
@@ -31,7 +32,7 @@ class Completions:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body, prompts = await off_loop_if_large(request.body, lambda: _read(request.body))
+        body, prompts = await off_loop_if_large(len(request.body), lambda: _read(request.body))
         n = body.n or 1
         asked = Asked(prompts, n, partial(completions.field_names, body))
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))

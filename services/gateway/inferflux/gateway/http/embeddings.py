@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from inferflux.common.errors import InferFluxError
 from inferflux.gateway.embeddings import Embeddings
+from inferflux.gateway.off_loop import off_loop_if_large
 from inferflux.v1 import embedding_pb2
 
-from .bodies import off_loop_if_large, parse
+from .bodies import parse
 from .endpoint import Request
 from .errors import in_words_of
 from .openai import embeddings
@@ -20,7 +21,7 @@ class CreateEmbeddings:
         self._work = work
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await off_loop_if_large(request.body, lambda: _read_embeddings(request.body))
+        body, asked = await off_loop_if_large(len(request.body), lambda: _read_embeddings(request.body))
         try:
             async with request.exchange.cancelled_when_gone():
                 embedded = await self._work.vectors(request.exchange.context, request.caller, asked)
@@ -36,7 +37,7 @@ class Rerank:
         self._work = work
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await off_loop_if_large(request.body, lambda: _read_rerank(request.body))
+        body, asked = await off_loop_if_large(len(request.body), lambda: _read_rerank(request.body))
         try:
             async with request.exchange.cancelled_when_gone():
                 answer = await self._work.rerank(request.exchange.context, request.caller, asked)

@@ -6,9 +6,10 @@ from functools import partial
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.models import ModelRegistry
+from inferflux.gateway.off_loop import off_loop_if_large
 
 from .answering import Answering, Asked
-from .bodies import off_loop_if_large, parse
+from .bodies import parse
 from .endpoint import Request
 from .openai import generate
 from .openai.bodies import GenerateBody
@@ -35,9 +36,9 @@ async def read(data: bytes, models: ModelRegistry) -> tuple[GenerateBody, Asked]
     Raises:
         InvalidArgument: it cannot be served.
     """
-    body = await off_loop_if_large(data, lambda: parse(GenerateBody, data))
+    body = await off_loop_if_large(len(data), lambda: parse(GenerateBody, data))
     model = body.model or await only_model(models)
-    prompt = await off_loop_if_large(data, lambda: generate.to_request(body, default_model=model))
+    prompt = await off_loop_if_large(len(data), lambda: generate.to_request(body, default_model=model))
     return body, Asked([prompt], 1, partial(generate.field_names, body))
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from inferflux.gateway.off_loop import off_loop_if_large
+
 from .answering import Answering, Asked
-from .bodies import off_loop_if_large, parse
+from .bodies import parse
 from .endpoint import Request
 from .openai import responses
 from .openai.bodies import ResponsesBody
@@ -25,7 +27,7 @@ class Responses:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body, prompt = await off_loop_if_large(request.body, lambda: _read(request.body))
+        body, prompt = await off_loop_if_large(len(request.body), lambda: _read(request.body))
         asked = Asked([prompt], 1, partial(responses.field_names, body))
         head = responses.ResponseHead(request.request_id, int(self._clock()), body)
         if body.stream:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from inferflux.common.errors import InferFluxError
+from inferflux.gateway.off_loop import off_loop_if_large
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
-from .bodies import off_loop_if_large, parse
+from .bodies import parse
 from .endpoint import Request
 from .errors import in_words_of
 from .openai import tokens
@@ -20,7 +21,7 @@ class Tokenize:
         self._pipeline = pipeline
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await off_loop_if_large(request.body, lambda: _read(request.body))
+        body, asked = await off_loop_if_large(len(request.body), lambda: _read(request.body))
         try:
             answer = await self._pipeline.tokenize(request.caller, asked)
         except InferFluxError as error:
@@ -41,7 +42,7 @@ class Detokenize:
 
     async def __call__(self, request: Request) -> None:
         asked = await off_loop_if_large(
-            request.body, lambda: tokens.to_detokenize(parse(DetokenizeBody, request.body))
+            len(request.body), lambda: tokens.to_detokenize(parse(DetokenizeBody, request.body))
         )
         try:
             answer = await self._pipeline.detokenize(request.caller, asked)

@@ -30,9 +30,9 @@ from inferflux.common.grpc_metadata import REQUEST_ID
 from inferflux.common.sharing import may_have_more
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.models import ModelRegistry
+from inferflux.gateway.off_loop import off_loop_if_large
 
 from .answering import Answering, of_choice_context
-from .bodies import off_loop_if_large
 from .endpoint import Edge
 from .errors import in_words_of
 from .exchange import to_json
@@ -143,7 +143,7 @@ class WebSocketEndpoint:
             number += 1
 
     async def _answer(self, socket: _Socket, context: CallContext, caller: Caller, message: bytes) -> None:
-        await off_loop_if_large(message, lambda: check_json_size(message))
+        await off_loop_if_large(len(message), lambda: check_json_size(message))
         _, asked = await read(message, self._models)
         stream = generate.ChunkStream()
         await socket.send({"request_id": context.request_id})
