@@ -21,7 +21,7 @@ LARGEST_REQUEST = 65_535
 
 _HEADER_TABLE_SIZE, _INITIAL_WINDOW = 0x1, 0x4
 _WINDOW = 2**31 - 1
-_DEFAULT_WINDOW = 65_535
+DEFAULT_WINDOW = 65_535
 _PRIORITY_LENGTH = 5
 _PADDED, _PRIORITY = 0x8, 0x20
 _HEAD = struct.Struct(">IBBI")
@@ -61,8 +61,13 @@ def frame(kind: FrameType, flags: int, stream: int, payload: bytes = b"") -> byt
 def opening() -> bytes:
     """What a client sends first: no header table, and windows that need no more attention for 2 GB."""
     settings = struct.pack(">HIHI", _HEADER_TABLE_SIZE, 0, _INITIAL_WINDOW, _WINDOW)
-    window = struct.pack(">I", _WINDOW - _DEFAULT_WINDOW)
+    window = struct.pack(">I", _WINDOW - DEFAULT_WINDOW)
     return PREFACE + frame(FrameType.SETTINGS, 0, 0, settings) + frame(FrameType.WINDOW_UPDATE, 0, 0, window)
+
+
+def request_size(message: bytes) -> int:
+    """What a request takes of the windows of its stream and its connection, in bytes."""
+    return len(message) + 5
 
 
 def request(stream: int, headers: Iterable[tuple[str, str]], message: bytes) -> bytes:

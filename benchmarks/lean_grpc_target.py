@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import cast
 from urllib.parse import unquote
 
@@ -61,6 +63,16 @@ class _Unary(_Stream):
         self.answer = message
 
 
+@dataclass(slots=True)
+class _Request:
+    """A request of stream `number`, which takes `size` bytes of the connection's window."""
+
+    number: int
+    size: int
+    data: bytes
+    is_sent: bool = False
+
+
 class _Connection(asyncio.Protocol):
     """One HTTP/2 connection for all calls, as a gRPC channel keeps it."""
 
@@ -70,6 +82,9 @@ class _Connection(asyncio.Protocol):
         self._streams: dict[int, _Stream] = {}
         self._next_id = 1
         self.is_leaving = False
+        # Bytes that the server takes now, on all streams together; and the requests that wait for that.
+        self._window = http2.DEFAULT_WINDOW
+        self._waiting: deque[_Request] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -97,13 +112,27 @@ class _Connection(asyncio.Protocol):
         data = http2.request(number, headers, message)
         self._next_id += 2
         self._streams[number] = stream
-        self.transport.write(data)
+        self._waiting.append(request := _Request(number, http2.request_size(message), data))
+        self._send()
         try:
             return await stream.done
         finally:
-            if self._streams.pop(number, None) is not None and not self.transport.is_closing():
+            if (
+                self._streams.pop(number, None) is not None
+                and request.is_sent
+                and not self.transport.is_closing()
+            ):
                 cancelled = (8).to_bytes(4)
                 self.transport.write(http2.frame(FrameType.RST_STREAM, 0, number, cancelled))
+
+    def _send(self) -> None:
+        """Send what the server takes now: in the order of the numbers, as HTTP/2 wants it."""
+        while self._waiting and self._waiting[0].size <= self._window:
+            request = self._waiting.popleft()
+            if request.number in self._streams:
+                request.is_sent = True
+                self._window -= request.size
+                self.transport.write(request.data)
 
     def _take(self, frame: http2.Frame, now_s: float) -> None:
         stream = self._streams.get(frame.stream)
@@ -118,6 +147,10 @@ class _Connection(asyncio.Protocol):
             self.transport.write(http2.frame(FrameType.SETTINGS, http2.ACK, 0))
         elif frame.kind == FrameType.PING and not frame.flags & http2.ACK:
             self.transport.write(http2.frame(FrameType.PING, http2.ACK, 0, frame.payload))
+        elif frame.kind == FrameType.WINDOW_UPDATE:
+            if frame.stream == 0:
+                self._window += int.from_bytes(frame.payload)
+                self._send()
         elif frame.kind == FrameType.RST_STREAM:
             self._end(frame.stream, {"grpc-status": "RST_STREAM", "grpc-message": frame.payload.hex()})
         elif frame.kind == FrameType.GOAWAY:
