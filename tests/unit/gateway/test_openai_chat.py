@@ -16,7 +16,7 @@ from inferflux.gateway.http.errors import in_words_of, path_of
 from inferflux.gateway.http.openai import chat
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.bodies import ChatBody
-from inferflux.gateway.http.openai.params import of_choice, priority_of, tier_of
+from inferflux.gateway.http.openai.params import priority_of, tier_of
 from inferflux.gateway.template_messages import template_tools
 from inferflux.gateway.tools import tool_use_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
@@ -357,17 +357,11 @@ def test_the_token_that_ends_the_text_has_no_log_probability() -> None:
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a"]
 
 
-def test_choices_draw_with_seeds_of_their_own() -> None:
-    seeded = request(seed=2**64 - 1)
-    assert of_choice(seeded, 0).params.sampling.seed == 2**64 - 1
-    assert of_choice(seeded, 1).params.sampling.seed == 0
-    assert not of_choice(request(), 1).params.sampling.HasField("seed")
-
-
 def test_choices_have_request_ids_of_their_own() -> None:
     made = [of_choice_context(CallContext("a"), i, first=i - i % 2) for i in range(4)]
     assert [each.request_id for each in made] == ["a", "a-1", "a-2", "a-3"]
     assert [each.same_prompt_as for each in made] == ["", "a", "", "a-2"]
+    assert [each.choice for each in made] == [0, 1, 0, 1]
     with pytest.raises(InvalidArgument, match="at most 60"):
         of_choice_context(CallContext("a" * 63), 1, first=0)
 

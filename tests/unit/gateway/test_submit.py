@@ -33,6 +33,12 @@ def test_seeds_are_drawn_anew_for_every_request() -> None:
     assert len(seeds) == 20
 
 
+def test_choices_draw_with_seeds_of_their_own() -> None:
+    given = Params(sampling=Sampling(seed=2**64 - 1))
+    seeds = [resolve(given, prompt_tokens=1, context_length=10, choice=i).sampling.seed for i in range(3)]
+    assert seeds == [2**64 - 1, 0, 1]
+
+
 def test_max_tokens_never_passes_the_end_of_the_context() -> None:
     assert resolve(Params(), prompt_tokens=10, context_length=100).max_tokens == 90
     assert resolve(Params(max_tokens=95), prompt_tokens=10, context_length=100).max_tokens == 90

@@ -32,6 +32,7 @@ class CallContext:
         deadline_unix_ms: when the client gives up; 0 if it does not.
         started_at: when the call came, monotonic, in seconds.
         same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
+        choice: among those of one prompt, the first being 0: it draws with the request's seed plus this.
         record: what the call's audit line is to say; choices of one call share it.
         is_counted: its method counts against request limits.
         method: `InferenceService/Chat`, or `POST /v1/chat/completions`; "" before it is known.
@@ -47,6 +48,7 @@ class CallContext:
     deadline_unix_ms: int = 0
     started_at: float = 0.0
     same_prompt_as: str = ""
+    choice: int = 0
     record: CallRecord = field(default_factory=CallRecord, compare=False, repr=False)
     is_counted: bool = False
     method: str = ""

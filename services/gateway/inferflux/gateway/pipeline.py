@@ -408,7 +408,12 @@ class Pipeline:
             tenant=call.caller.tenant,
             model=card.name,
             prompt_token_ids=prompt.token_ids,
-            params=resolve(params, prompt_tokens=n_tokens, context_length=card.context_length),
+            params=resolve(
+                params,
+                prompt_tokens=n_tokens,
+                context_length=card.context_length,
+                choice=call.context.choice,
+            ),
             priority=call.caller.capped(request.priority),
             enqueued_unix_ms=int(time.time() * 1000),
             deadline_unix_ms=call.context.deadline_unix_ms,

@@ -57,10 +57,13 @@ class Prompt:
 
 
 def resolve(
-    params: generation_pb2.GenerationParams, *, prompt_tokens: int, context_length: int
+    params: generation_pb2.GenerationParams, *, prompt_tokens: int, context_length: int, choice: int = 0
 ) -> generation_pb2.GenerationParams:
     """Set every optional field, so that a retry is the same request: defaults, a drawn seed, and max_tokens
     cut to what the context has left.
+
+    Args:
+        choice: see `CallContext`.
     """
     resolved = generation_pb2.GenerationParams()
     resolved.CopyFrom(params)
@@ -68,8 +71,9 @@ def resolve(
     if params.sampling.HasField("dry_sequence_breakers"):  # else they were added to the default ones
         resolved.sampling.ClearField("dry_sequence_breakers")
     resolved.sampling.MergeFrom(params.sampling)
-    if not resolved.sampling.HasField("seed"):
-        resolved.sampling.seed = secrets.randbits(63)
+    has_seed = resolved.sampling.HasField("seed")
+    seed = resolved.sampling.seed + choice if has_seed else secrets.randbits(63)
+    resolved.sampling.seed = seed % 2**64
     for last_n in ("penalty_last_n", "dry_penalty_last_n"):
         if getattr(resolved.sampling, last_n) == -1:
             setattr(resolved.sampling, last_n, context_length)

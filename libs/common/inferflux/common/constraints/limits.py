@@ -30,7 +30,7 @@ _CALL_FORMATS = frozenset(generation_pb2.ToolCallFormat.values()) - {0}
 
 
 def check_constraint(params: generation_pb2.GenerationParams) -> None:
-    """Check size and company of a constraint; what its text says is checked where it is compiled.
+    """Check the size of a constraint, and what it is combined with. Its text is checked where it is compiled.
 
     Raises:
         InvalidArgument: naming the field.
@@ -50,7 +50,7 @@ def check_constraint(params: generation_pb2.GenerationParams) -> None:
         _check_tool_calls(params.constraint.tool_calls, field)
     else:
         _check_size(len(getattr(params.constraint, kind).encode()), field)
-    _check_company(params)
+    _check_combination(params)
 
 
 def field_of(constraint: generation_pb2.StructuredConstraint) -> str:
@@ -122,11 +122,11 @@ def _check_choices(choices: Sequence[str], field: str) -> None:
     _check_size(sum(len(text.encode()) for text in choices), field)
 
 
-def _check_company(params: generation_pb2.GenerationParams) -> None:
+def _check_combination(params: generation_pb2.GenerationParams) -> None:
     has_tools = params.constraint.HasField("tool_calls")
     has_own_text = has_tools and not params.constraint.tool_calls.is_required
-    company = "tools: a call" if has_tools else "a constraint, which"
+    what = "tools: a call" if has_tools else "a constraint, which"
     for name in ("ignore_eos",) if has_own_text else ("stop", "stop_token_ids", "ignore_eos"):
         if getattr(params, name):
-            message = f"{name} does not go together with {company} decides where the answer ends"
+            message = f"{name} does not go together with {what} decides where the answer ends"
             raise InvalidArgument(message, field=f"params.{name}")

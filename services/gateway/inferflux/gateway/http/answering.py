@@ -20,7 +20,6 @@ from .endpoint import Request
 from .errors import in_words_of
 from .openai.answers import Json
 from .openai.choice_count import check_choices
-from .openai.params import of_choice
 from .sse import HOLD_S, Events, EventStream
 
 if TYPE_CHECKING:
@@ -129,12 +128,12 @@ class Answering:
         of_choice_context(context, len(asked.prompts) * asked.n - 1, first=0)
 
         def opener(index: int) -> AbstractAsyncContextManager[Generation]:
-            prompt, choice = divmod(index, asked.n)
+            prompt = index // asked.n
             own_context = of_choice_context(context, index, first=prompt * asked.n)
             own = asked.prompts[prompt]
             if isinstance(own, inference_pb2.ChatRequest):
-                return self._pipeline.chat(own_context, caller, of_choice(own, choice))
-            opened = self._pipeline.generate(own_context, caller, of_choice(own, choice))
+                return self._pipeline.chat(own_context, caller, own)
+            opened = self._pipeline.generate(own_context, caller, own)
             return opened if len(asked.prompts) == 1 else _of_prompt(opened, prompt)
 
         return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_submit=on_submit)
@@ -169,7 +168,7 @@ def of_choice_context(context: CallContext, index: int, *, first: int) -> CallCo
         message = f"for several choices, a request id has at most {_MAX_ID - 4} characters"
         raise InvalidArgument(message, field="x-request-id")
     same_prompt_as = _id_of(context, first) if index != first else ""
-    return replace(context, request_id=request_id, same_prompt_as=same_prompt_as)
+    return replace(context, request_id=request_id, same_prompt_as=same_prompt_as, choice=index - first)
 
 
 def _id_of(context: CallContext, index: int) -> str:

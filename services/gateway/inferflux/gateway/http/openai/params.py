@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 from inferflux.api.speculation import SOURCES, source_of
 from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
-from inferflux.v1 import generation_pb2, inference_pb2
+from inferflux.v1 import generation_pb2
 
 from .bodies import SamplingBody
 from .constraints import to_constraint
-
-_Request = TypeVar("_Request", inference_pb2.ChatRequest, inference_pb2.GenerateRequest)
 
 # Fields that have the same name and meaning on both sides.
 _SAMPLING = (
@@ -97,16 +94,6 @@ def priority_of(body: SamplingBody) -> int:
 def tier_of(body: SamplingBody) -> str:
     """The tier as answers say it."""
     return _DEFAULT_TIER if body.service_tier in (None, "auto") else str(body.service_tier)
-
-
-def of_choice(request: _Request, index: int) -> _Request:
-    """The request of one of several choices: each draws with a seed of its own."""
-    if index == 0 or not request.params.sampling.HasField("seed"):
-        return request
-    own = type(request)()
-    own.CopyFrom(request)
-    own.params.sampling.seed = (request.params.sampling.seed + index) % 2**64
-    return own
 
 
 def _speculation(name: str | None) -> generation_pb2.Speculation.ValueType:
