@@ -38,7 +38,7 @@ def methods() -> dict[str, Mapping[str, MethodRule]]:
 def _scopes() -> Iterable[tuple[str, ...]]:
     for scope, meaning in SCOPES.items():
         included = [f"`{other}`" for other in SCOPES if other in expanded([scope]) - {scope}]
-        yield f"`{scope}`", meaning.partition(";")[0] if included else meaning, ", ".join(included)
+        yield f"`{scope}`", meaning, ", ".join(included)
 
 
 def _roles() -> Iterable[tuple[str, ...]]:

@@ -23,10 +23,10 @@ SCOPES: Mapping[Scope, str] = {
     Scope.INFERENCE: "have answers computed, resume and cancel them; tokenize",
     Scope.MODELS: "see which models are served",
     Scope.MODELS_LOAD: "have models loaded, unloaded and forgotten",
-    Scope.ADMIN: "everything an operator does; includes all that follow",
+    Scope.ADMIN: "everything an operator does",
     Scope.STATUS: "see services, workers, the queue and fairness",
-    Scope.CLUSTER: "change fairness, drain workers, clear caches; includes `status`",
-    Scope.POLICY: "manage keys, roles, limits and guardrails; includes `policy:read`",
+    Scope.CLUSTER: "change fairness, drain workers, clear caches",
+    Scope.POLICY: "manage keys, roles, limits and guardrails; export and import them",
     Scope.POLICY_READ: "see keys, roles, limits and guardrails, but no secret",
 }
 """What each scope is for."""

@@ -56,15 +56,25 @@ BUILTIN: Mapping[str, Role] = {
     role.name: role
     for role in (
         Role("user", (Scope.INFERENCE, Scope.MODELS), description="uses models", version=0),
-        Role("viewer", (Scope.MODELS, Scope.STATUS, Scope.POLICY_READ), description="sees all", version=0),
+        Role(
+            "viewer",
+            (Scope.MODELS, Scope.STATUS, Scope.POLICY_READ),
+            description="sees models, the cluster and policy; changes nothing",
+            version=0,
+        ),
         Role(
             "operator",
             (Scope.MODELS, Scope.MODELS_LOAD, Scope.CLUSTER),
             description="runs the cluster",
             version=0,
         ),
-        Role("policy-admin", (Scope.POLICY,), description="manages keys, roles and limits", version=0),
-        Role("admin", (Scope.INFERENCE, Scope.MODELS, Scope.ADMIN), description="may all", version=0),
+        Role(
+            "policy-admin",
+            (Scope.POLICY,),
+            description="manages keys, roles, limits and guardrails",
+            version=0,
+        ),
+        Role("admin", (Scope.INFERENCE, Scope.MODELS, Scope.ADMIN), description="does everything", version=0),
     )
 }
 """Roles that every InferFlux has. They cannot be changed."""
