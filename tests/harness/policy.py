@@ -150,7 +150,7 @@ class PolicyProcess:
         self, credential: str, scope: str = "inference", *, is_counted: bool = False
     ) -> policy_pb2.AdmitResponse:
         request = policy_pb2.AdmitRequest(
-            credential=credential, scope=scope, request_id="r-1", model="demo", is_counted=is_counted
+            credential=credential, scope=scope, request_id="r-1", is_counted=is_counted
         )
         return await self.stub.Admit(request, timeout=10)  # type: ignore[no-any-return]
 

@@ -26,9 +26,7 @@ async def is_refused(policy: PolicyProcess, secret: str, reason: str) -> bool:
 
 
 async def counted(policy: PolicyProcess, secret: str) -> policy_pb2.AdmitResponse:
-    request = policy_pb2.AdmitRequest(
-        credential=secret, scope="inference", request_id="r-1", model="demo", is_counted=True
-    )
+    request = policy_pb2.AdmitRequest(credential=secret, scope="inference", request_id="r-1", is_counted=True)
     return await policy.stub.Admit(request, timeout=10)  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferflux.common.errors import InferFluxError, PermissionDenied, Unauthenticated
 from inferflux.common.scopes import Scope, expanded
-from inferflux.policy.admission import Ask, Holder, authorize, identify
+from inferflux.policy.admission import Holder, authorize, identify
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import Role
 
@@ -20,10 +20,10 @@ NOW = 1_000_000
 
 
 def decide(
-    credential: str, key: ApiKeyRecord | None, ask: Ask, *, roles: Sequence[Role] = (), now_unix_ms: int
+    credential: str, key: ApiKeyRecord | None, scope: Scope, *, roles: Sequence[Role] = (), now_unix_ms: int
 ) -> Holder:
     holder = identify(credential, key, roles=roles, now_unix_ms=now_unix_ms)
-    authorize(holder, ask)
+    authorize(holder, scope)
     return holder
 
 
@@ -33,19 +33,19 @@ def key_with(*scopes: Scope) -> ApiKeyRecord:
 
 def test_a_call_without_a_key_is_unauthenticated() -> None:
     with pytest.raises(Unauthenticated) as caught:
-        decide("", None, Ask(Scope.INFERENCE), now_unix_ms=NOW)
+        decide("", None, Scope.INFERENCE, now_unix_ms=NOW)
     assert caught.value.reason == "NO_CREDENTIAL"
 
 
 def test_an_unknown_key_is_unauthenticated() -> None:
     with pytest.raises(Unauthenticated) as caught:
-        decide(SECRET, None, Ask(Scope.INFERENCE), now_unix_ms=NOW)
+        decide(SECRET, None, Scope.INFERENCE, now_unix_ms=NOW)
     assert caught.value.reason == "UNKNOWN_API_KEY"
 
 
 def test_a_refusal_never_repeats_the_credential() -> None:
     with pytest.raises(Unauthenticated) as caught:
-        decide(SECRET, None, Ask(Scope.INFERENCE), now_unix_ms=NOW)
+        decide(SECRET, None, Scope.INFERENCE, now_unix_ms=NOW)
     assert SECRET not in caught.value.message
 
 
@@ -55,44 +55,31 @@ def test_a_call_passes_exactly_when_the_key_has_its_scope_or_one_that_includes_i
 ) -> None:
     key = key_with(*scopes)
     if asked in expanded(scopes):
-        holder = decide(SECRET, key, Ask(asked), now_unix_ms=NOW)
+        holder = decide(SECRET, key, asked, now_unix_ms=NOW)
         assert holder.key is key
         assert holder.access.scopes == expanded(scopes)
     else:
         with pytest.raises(PermissionDenied, match=f"lacks the scope '{asked}'") as caught:
-            decide(SECRET, key, Ask(asked), now_unix_ms=NOW)
+            decide(SECRET, key, asked, now_unix_ms=NOW)
         assert caught.value.reason == "MISSING_SCOPE"
 
 
 def test_admin_alone_does_not_infer() -> None:
     with pytest.raises(InferFluxError, match="inference"):
-        decide(SECRET, key_with(Scope.ADMIN), Ask(Scope.INFERENCE), now_unix_ms=NOW)
+        decide(SECRET, key_with(Scope.ADMIN), Scope.INFERENCE, now_unix_ms=NOW)
 
 
 def test_a_key_is_refused_from_the_millisecond_on_at_which_it_expires() -> None:
     key = replace(key_with(Scope.INFERENCE), expires_unix_ms=NOW)
-    assert decide(SECRET, key, Ask(Scope.INFERENCE), now_unix_ms=NOW - 1).key is key
+    assert decide(SECRET, key, Scope.INFERENCE, now_unix_ms=NOW - 1).key is key
     with pytest.raises(Unauthenticated) as caught:
-        decide(SECRET, key, Ask(Scope.INFERENCE), now_unix_ms=NOW)
+        decide(SECRET, key, Scope.INFERENCE, now_unix_ms=NOW)
     assert caught.value.reason == "API_KEY_EXPIRED"
 
 
 def test_a_role_gives_its_scopes_and_one_that_is_gone_gives_none() -> None:
     key = replace(key_with(), roles=("reader", "gone"))
     reader = Role("reader", (Scope.MODELS,))
-    assert decide(SECRET, key, Ask(Scope.MODELS), roles=[reader], now_unix_ms=NOW).key is key
+    assert decide(SECRET, key, Scope.MODELS, roles=[reader], now_unix_ms=NOW).key is key
     with pytest.raises(PermissionDenied):
-        decide(SECRET, key, Ask(Scope.MODELS), roles=[], now_unix_ms=NOW)
-
-
-@pytest.mark.parametrize(
-    ("model", "is_allowed"), [("demo", True), ("demo-2", True), ("other", False), ("", True)]
-)
-def test_a_key_may_use_its_models_alone(model: str, is_allowed: bool) -> None:
-    key = replace(key_with(Scope.INFERENCE), models=("demo*",))
-    if is_allowed:
-        decide(SECRET, key, Ask(Scope.INFERENCE, model), now_unix_ms=NOW)
-    else:
-        with pytest.raises(PermissionDenied) as caught:
-            decide(SECRET, key, Ask(Scope.INFERENCE, model), now_unix_ms=NOW)
-        assert caught.value.reason == "MODEL_NOT_ALLOWED"
+        decide(SECRET, key, Scope.MODELS, roles=[], now_unix_ms=NOW)

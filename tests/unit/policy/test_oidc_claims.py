@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferflux.common.credentials import subject_id
 from inferflux.common.errors import PermissionDenied
 from inferflux.common.scopes import Scope, expanded
-from inferflux.policy.admission import Ask, authorize, identify_token
+from inferflux.policy.admission import authorize, identify_token
 from inferflux.policy.keys import parse_holder_id
 from inferflux.policy.oidc.claims import TokenHolder, holder_of
 from inferflux.policy.oidc.issuer import Issuer
@@ -191,7 +191,7 @@ def test_a_token_has_no_scope_that_its_issuer_may_not_give(
     assert found.access.scopes == may
     assert found.identity == token.identity
     with nullcontext() if asked in may else pytest.raises(PermissionDenied):
-        authorize(found, Ask(asked))
+        authorize(found, asked)
 
 
 def test_a_role_of_more_than_its_issuer_may_give_is_cut_down() -> None:

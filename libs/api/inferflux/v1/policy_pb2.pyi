@@ -29,8 +29,6 @@ class AdmitRequest(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _builtins.int
     SCOPE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    MODEL_FIELD_NUMBER: _builtins.int
-    PRIORITY_FIELD_NUMBER: _builtins.int
     IS_COUNTED_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
@@ -39,9 +37,6 @@ class AdmitRequest(_message.Message):
     scope: _builtins.str
     """The scope the call needs."""
     request_id: _builtins.str
-    model: _builtins.str
-    """Empty when the call names no model."""
-    priority: _builtins.int
     is_counted: _builtins.bool
     """It counts against the request limits of its key and tenant, and is refused while their other limits are used up."""
     method: _builtins.str
@@ -54,15 +49,13 @@ class AdmitRequest(_message.Message):
         credential: _builtins.str = ...,
         scope: _builtins.str = ...,
         request_id: _builtins.str = ...,
-        model: _builtins.str = ...,
-        priority: _builtins.int = ...,
         is_counted: _builtins.bool = ...,
         method: _builtins.str = ...,
         traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "is_counted", b"is_counted", "method", b"method", "model", b"model", "priority", b"priority", "request_id", b"request_id", "scope", b"scope", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "is_counted", b"is_counted", "method", b"method", "request_id", b"request_id", "scope", b"scope", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

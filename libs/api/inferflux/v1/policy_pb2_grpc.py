@@ -28,7 +28,8 @@ if _version_not_supported:
 
 class PolicyServiceStub:
     """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    `policy`. A gateway passes them on.
     """
 
     def __init__(self, channel):
@@ -166,7 +167,8 @@ class PolicyServiceStub:
 
 class PolicyServiceServicer:
     """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    `policy`. A gateway passes them on.
     """
 
     def Admit(self, request, context):
@@ -471,7 +473,8 @@ def add_PolicyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
     """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    `policy`. A gateway passes them on.
     """
 
     @staticmethod

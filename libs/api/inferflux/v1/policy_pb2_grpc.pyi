@@ -29,7 +29,8 @@ GRPC_VERSION: str
 
 class PolicyServiceStub:
     """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    `policy`. A gateway passes them on.
     """
 
     @_typing.overload
@@ -80,7 +81,8 @@ class PolicyServiceStub:
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
     """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    `policy`. A gateway passes them on.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -127,7 +129,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key with the scope `policy` or `admin`; a gateway passes them on.
+    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    `policy`. A gateway passes them on.
     """
 
     @_abc_1.abstractmethod

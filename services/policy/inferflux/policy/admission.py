@@ -6,24 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferflux.common.errors import PermissionDenied, Unauthenticated
-from inferflux.common.model_names import allows
 from inferflux.common.scopes import Scope
 
 from .keys import ApiKeyRecord
 from .oidc.claims import TokenHolder
 from .roles import Access, Role, access_of
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a caller wants to do.
-
-    Attributes:
-        model: "" where it is not known yet.
-    """
-
-    scope: Scope
-    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +64,13 @@ def identify_token(token: TokenHolder, *, roles: Sequence[Role] = ()) -> Holder:
     return Holder(token.record, access_of(token.record, roles).within(token.ceiling), token.identity)
 
 
-def authorize(holder: Holder, ask: Ask) -> None:
-    """Policy's own decision: let the holder of a key do what it asks for.
+def authorize(holder: Holder, scope: Scope) -> None:
+    """Policy's own decision: let the holder of a key do what needs a scope.
+
+    Gateways check the model, which is not known before the body is read.
 
     Raises:
-        PermissionDenied: the key lacks the scope, or has it for other models.
+        PermissionDenied: the key lacks the scope.
     """
-    key, access = holder.key, holder.access
-    if ask.scope not in access.scopes:
-        raise PermissionDenied(
-            f"key {key.key_id} lacks the scope {ask.scope.value!r}", reason="MISSING_SCOPE"
-        )
-    if ask.model and ask.scope is Scope.INFERENCE and not allows(access.models, ask.model):
-        message = f"key {key.key_id} may not use the model {ask.model}"
-        raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED")
+    if scope not in holder.access.scopes:
+        raise PermissionDenied(f"key {holder.key_id} lacks the scope {scope.value!r}", reason="MISSING_SCOPE")

@@ -33,11 +33,11 @@ from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from . import keys
-from .admission import Ask, Holder, authorize, identify, identify_token
+from .admission import Holder, authorize, identify, identify_token
 from .decisions.facts import facts_of_call, parse_method, to_message
 from .limits.limiter import NOT_COUNTED, Counted, Job
 from .limits.rules import key_subject, model_subject, tenant_subject
-from .usage import SettledRequest, parse_attempt_id, parse_model, parse_request_id
+from .usage import SettledRequest, parse_attempt_id, parse_request_id
 
 if TYPE_CHECKING:
     import grpc
@@ -122,10 +122,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def Admit(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitResponse:
         with self._parts.metrics.admission():
-            ask = Ask(keys.parse_scope(request.scope), parse_model(request.model))
+            scope = keys.parse_scope(request.scope)
             parse_request_id(request.request_id)
             method = parse_method(request.method)
-            holder, guardrails = await self._admit_with_guardrails(request.credential, ask, method)
+            holder, guardrails = await self._admit_with_guardrails(request.credential, scope, method)
             key, decisions = holder.key, self._parts.decisions
             counted = await self._count(holder) if request.is_counted else NOT_COUNTED
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
@@ -147,17 +147,19 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             or (decisions is not None and decisions.wants_text),
             guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
             worker_pools=key.worker_pools,
-            facts=None if decisions is None else to_message(facts_of_call(holder, ask, method)),
+            facts=None if decisions is None else to_message(facts_of_call(holder, scope, method)),
             issuer=holder.identity.get("issuer", ""),
             subject=holder.identity.get("subject", ""),
         )
 
-    async def _admit_with_guardrails(self, credential: str, ask: Ask, method: str) -> tuple[Holder, Index]:
+    async def _admit_with_guardrails(
+        self, credential: str, scope: Scope, method: str
+    ) -> tuple[Holder, Index]:
         """Who calls, and which guardrails there are: where both have to be read, at the same time."""
         prompts = self._parts.prompts
         if (guardrails := prompts.fresh_index()) is not None:
-            return await self._admit(credential, ask, method), guardrails
-        return await asyncio.gather(self._admit(credential, ask, method), prompts.index())
+            return await self._admit(credential, scope, method), guardrails
+        return await asyncio.gather(self._admit(credential, scope, method), prompts.index())
 
     async def AdmitMany(
         self, request: policy_pb2.AdmitManyRequest, context: Context
@@ -397,18 +399,18 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         if scope == SERVICE:
             self._parts.service_keys.check(context.service_key, certificate=context.certificate)
             return Service()
-        holder = await self._admit(context.require_credential(), Ask(Scope(scope)), context.method)
+        holder = await self._admit(context.require_credential(), Scope(scope), context.method)
         context.record.about |= holder.identity
         return holder
 
-    async def _admit(self, credential: str, ask: Ask, method: str) -> Holder:
+    async def _admit(self, credential: str, scope: Scope, method: str) -> Holder:
         """Find out who calls, and decide."""
         holder = await self._identify(credential)
         if self._parts.decisions is None:
-            authorize(holder, ask)
+            authorize(holder, scope)
         else:
-            facts = facts_of_call(holder, ask, method)
-            await self._parts.decisions.admit(facts, partial(authorize, holder, ask))
+            facts = facts_of_call(holder, scope, method)
+            await self._parts.decisions.admit(facts, partial(authorize, holder, scope))
         if not holder.identity:
             self._parts.last_used.note(holder.key_id)
         return holder

@@ -15,7 +15,7 @@ from inferflux.policy.roles import MAX_ROLES_OF_A_KEY
 from inferflux.v1 import policy_pb2
 
 if TYPE_CHECKING:
-    from inferflux.policy.admission import Ask, Holder
+    from inferflux.policy.admission import Holder
 
 _MAX_METHOD_BYTES = 128
 _MAX_NAME_BYTES = 64
@@ -105,7 +105,7 @@ class Backend(Protocol):
         ...
 
 
-def facts_of_call(holder: Holder, ask: Ask, method: str) -> Facts:
+def facts_of_call(holder: Holder, scope: Scope, method: str) -> Facts:
     """The facts of a call that is to be admitted."""
     return Facts(
         step=Step.ADMIT,
@@ -116,8 +116,7 @@ def facts_of_call(holder: Holder, ask: Ask, method: str) -> Facts:
         roles=_sorted(holder.key.roles),
         issuer=holder.identity.get("issuer", ""),
         subject=holder.identity.get("subject", ""),
-        scope=ask.scope.value,
-        model=ask.model,
+        scope=scope.value,
     )
 
 
