@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness.gguf_files import DIM, Gguf
-from harness.model_kinds import seeing_model
+from harness.model_kinds import seeing_model, sliding_window_model
 from harness.projectors import (
     non_causal_projector,
     plane_projector,
@@ -29,12 +30,13 @@ from inferflux.v1 import engine_pb2, inference_pb2, tokenizer_pb2, worker_pb2
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.mmproj_file import read_projection
 
-KINDS: dict[str, tuple[str, Callable[[int], Gguf]]] = {
-    "fixed": ("llama", tiny_projector),
-    "non-causal": ("llama", non_causal_projector),
-    "sized": ("llama", sized_projector),
-    "sliced": ("llama", sliced_projector),
-    "plane": ("qwen2vl", plane_projector),
+KINDS: dict[str, tuple[Callable[[], Gguf], Callable[[int], Gguf]]] = {
+    "fixed": (seeing_model, tiny_projector),
+    "non-causal": (seeing_model, non_causal_projector),
+    "non-causal in a window": (sliding_window_model, non_causal_projector),
+    "sized": (seeing_model, sized_projector),
+    "sliced": (seeing_model, sliced_projector),
+    "plane": (partial(seeing_model, "qwen2vl"), plane_projector),
 }
 N_GENERATED = 4
 N_TOP = 20
@@ -66,9 +68,9 @@ class World:
     """A model with a projector, served by an engine, and a gateway's tokenizer for it."""
 
     def __init__(self, kind: str, folder: Path, **options: Any) -> None:
-        architecture, make = KINDS[kind]
+        model, make = KINDS[kind]
         path, mmproj = folder / "m.gguf", folder / "mmproj.gguf"
-        path.write_bytes(seeing_model(architecture).data())
+        path.write_bytes(model().data())
         mmproj.write_bytes(make(DIM).data())
         self.backend: Backend = load(path, mmproj_path=str(mmproj), **options)
         self.served = Served(self.backend)
