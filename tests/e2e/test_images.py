@@ -182,12 +182,13 @@ async def test_penalties_look_at_texts_alone(client: Client) -> None:
     assert len((await client.ask(request)).token_ids) == 30
 
 
-async def test_audio_is_refused_by_name(http: HttpClient) -> None:
+async def test_sounds_are_refused_by_name_by_a_model_that_takes_none(http: HttpClient) -> None:
     part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     body = {"model": MODEL, "messages": [{"role": "user", "content": [part]}]}
     answer = await http.post("/v1/chat/completions", body)
     assert answer.status == 400
-    assert answer.error["param"] == "messages[0].content[0].type"
+    assert answer.error["param"] == "messages[0].content[0].input_audio"
+    assert answer.error["code"] == "audio_unsupported"
 
 
 async def test_an_answer_goes_on_after_its_engine_was_killed(stack: Stack, client: Client) -> None:

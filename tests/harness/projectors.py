@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import wave
 
 import numpy as np
 from PIL import Image
@@ -136,6 +137,66 @@ def plane_projector(model_width: int) -> Gguf:
         model_width,
         without=("v.position_embd.weight",),
     )
+
+
+def audio_projector(model_width: int) -> Gguf:
+    """Ultravox's: a whisper encoder of one layer; each begun half minute of a sound is a run of its own."""
+    width, mel, stack = 32, 80, 4
+    draw = np.random.default_rng(11)
+
+    def weights(*shape: int, scale: float = 0.2) -> Tensor:
+        return Tensor(draw.normal(0, scale, shape).astype(np.float32))
+
+    metadata = {
+        "general.architecture": text("clip"),
+        "clip.has_audio_encoder": boolean(1),
+        "clip.projector_type": text("ultravox"),
+        "clip.audio.embedding_length": u32(width),
+        "clip.audio.feed_forward_length": u32(_FF),
+        "clip.audio.block_count": u32(1),
+        "clip.audio.projection_dim": u32(model_width),
+        "clip.audio.attention.head_count": u32(2),
+        "clip.audio.attention.layer_norm_epsilon": f32(1e-5),
+        "clip.audio.num_mel_bins": u32(mel),
+        "clip.audio.projector.stack_factor": u32(stack),
+    }
+    ones, zeros = Tensor(np.ones(width, np.float32)), Tensor(np.zeros(width, np.float32))
+    tensors = {
+        "a.conv1d.1.weight": weights(width, mel, 3),
+        "a.conv1d.1.bias": weights(width, 1),
+        "a.conv1d.2.weight": weights(width, width, 3),
+        "a.conv1d.2.bias": weights(width, 1),
+        "a.position_embd.weight": weights(1500, width),
+        "a.post_ln.weight": ones,
+        "a.post_ln.bias": zeros,
+        "mm.a.norm_pre.weight": Tensor(np.ones(width * stack, np.float32)),
+        "mm.a.mlp.1.weight": weights(_FF, width * stack),
+        "mm.a.norm_mid.weight": Tensor(np.ones(_FF // 2, np.float32)),
+        "mm.a.mlp.2.weight": weights(model_width, _FF // 2),
+    }
+    for name in ("ln1", "ln2"):
+        tensors[f"a.blk.0.{name}.weight"], tensors[f"a.blk.0.{name}.bias"] = ones, zeros
+    for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+        tensors[f"a.blk.0.{name}.weight"] = weights(width, width)
+        if name != "attn_k":
+            tensors[f"a.blk.0.{name}.bias"] = zeros
+    tensors["a.blk.0.ffn_up.weight"] = weights(_FF, width)
+    tensors["a.blk.0.ffn_up.bias"] = Tensor(np.zeros(_FF, np.float32))
+    tensors["a.blk.0.ffn_down.weight"] = weights(width, _FF)
+    tensors["a.blk.0.ffn_down.bias"] = zeros
+    return Gguf(metadata, tensors)
+
+
+def tone(seconds: float, hertz: float = 440.0, *, rate: int = 16000) -> bytes:
+    """The WAV file of a tone."""
+    out = io.BytesIO()
+    times = np.arange(int(seconds * rate)) / rate
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((12_000 * np.sin(2 * np.pi * hertz * times)).astype("<i2").tobytes())
+    return out.getvalue()
 
 
 def _drawn(*shape: int, scale: float = 0.2) -> Tensor:

@@ -95,6 +95,7 @@ def abilities(card: model_pb2.ModelCard) -> list[str]:
         ("tools", card.can_call_tools),
         ("constraints", card.can_constrain),
         ("images", card.takes_images),
+        ("audio", card.takes_audio),
         ("speculation", card.can_speculate),
     )
     return [word for word, holds in known if holds]

@@ -1,4 +1,4 @@
-"""Images of each kind of projector: the engine computes what libmtmd's own loop computes."""
+"""Images and sounds of each kind of projector: the engine computes what libmtmd's own loop computes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ import pytest
 from harness.gguf_files import DIM, Gguf
 from harness.model_kinds import seeing_model, sliding_window_model
 from harness.projectors import (
+    audio_projector,
     non_causal_projector,
     plane_projector,
     sized_projector,
     sliced_projector,
     tiny_projector,
+    tone,
 )
 from harness.serving import Served, load
 from harness.worker import batch_item
 
 from inferflux.common.images import image_id
 from inferflux.common.llama.native import llama
+from inferflux.common.sounds import unpacked_sound
+from inferflux.gateway.images.sound_decoder import decode, split
 from inferflux.gateway.tokenizer import PromptIds, Tokenizer
 from inferflux.v1 import engine_pb2, inference_pb2, tokenizer_pb2, worker_pb2
 from inferflux.worker.engine.native import Backend
@@ -37,18 +41,16 @@ KINDS: dict[str, tuple[Callable[[], Gguf], Callable[[int], Gguf]]] = {
     "sized": (seeing_model, sized_projector),
     "sliced": (seeing_model, sliced_projector),
     "plane": (partial(seeing_model, "qwen2vl"), plane_projector),
+    "sounds": (seeing_model, audio_projector),
+    "sounds in a plane": (partial(seeing_model, "qwen2vl"), audio_projector),
 }
 N_GENERATED = 4
 N_TOP = 20
 
 
-def pixels(seed: int, width: int, height: int) -> bytes:
-    return np.random.default_rng(seed).integers(0, 256, 3 * width * height, np.uint8).tobytes()
-
-
 @dataclass(slots=True)
 class Picture:
-    """Pixels, and their names."""
+    """Pixels, and their names; a tone instead for a model that takes audio."""
 
     seed: int
     width: int
@@ -56,12 +58,12 @@ class Picture:
 
     @property
     def rgb(self) -> bytes:
-        return pixels(self.seed, self.width, self.height)
+        draw = np.random.default_rng(self.seed)
+        return draw.integers(0, 256, 3 * self.width * self.height, np.uint8).tobytes()
 
     @property
-    def stored(self) -> tokenizer_pb2.StoredImage:
-        id_ = image_id(self.rgb)
-        return tokenizer_pb2.StoredImage(id=id_, object=f"{id_}.1", width=self.width, height=self.height)
+    def file(self) -> bytes:
+        return tone(self.width / 100, 300.0 * self.seed)
 
 
 class World:
@@ -70,10 +72,12 @@ class World:
     def __init__(self, kind: str, folder: Path, **options: Any) -> None:
         model, make = KINDS[kind]
         path, mmproj = folder / "m.gguf", folder / "mmproj.gguf"
+        self._path = path
         path.write_bytes(model().data())
         mmproj.write_bytes(make(DIM).data())
         self.backend: Backend = load(path, mmproj_path=str(mmproj), **options)
         self.served = Served(self.backend)
+        self.takes_audio = self.backend.projector is not None and self.backend.projector.takes_audio
         self.tokenizer = Tokenizer(path, max_rendered_bytes=1 << 20)
         self._skeleton = folder / "skeleton.gguf"
         self._skeleton.write_bytes(read_projection(mmproj, field="mmproj").skeleton)
@@ -87,14 +91,23 @@ class World:
             else:
                 message.parts.add(image=inference_pb2.ImageInput())
         pictures = [part for part in rest if isinstance(part, Picture)]
-        for picture in pictures:
-            name = picture.stored.object
-            self.served.pictures[name] = engine_pb2.EngineImage(
-                object=name, width=picture.width, height=picture.height, rgb=picture.rgb
-            )
+        stored = [self.store(picture) for picture in pictures]
         rendered = self.tokenizer.render([message])
-        stored = [picture.stored for picture in pictures]
         return self.tokenizer.tokenize_rendered(rendered, 0, stored, self._skeleton)
+
+    def store(self, picture: Picture) -> tokenizer_pb2.StoredMedia:
+        """What a gateway does with a picture, or a tone."""
+        id_ = image_id(picture.rgb)
+        image = engine_pb2.EngineImage(object=f"{id_}.1", width=picture.width, height=picture.height)
+        stored = tokenizer_pb2.StoredMedia(width=picture.width, height=picture.height)
+        if self.takes_audio:
+            stored, packed = split(decode(picture.file, self._skeleton, self._path, most_s=60))
+            image.pcm = unpacked_sound(packed).pcm
+        else:
+            image.rgb = picture.rgb
+        self.served.pictures[image.object] = image
+        stored.id, stored.object = id_, image.object
+        return stored
 
     def item(self, name: str, prompt: PromptIds, *, n: int = N_GENERATED) -> worker_pb2.BatchItem:
         item = batch_item(name, prompt=prompt.ids, max_tokens=n)
@@ -150,8 +163,12 @@ class Reference:
 
     def image(self, picture: Picture) -> None:
         library = self._mtmd.library
-        pixels_ = (ctypes.c_uint8 * len(picture.rgb)).from_buffer_copy(picture.rgb)
-        bitmap = library.mtmd_bitmap_init(picture.width, picture.height, pixels_)
+        if self._mtmd.takes_audio:
+            file = (ctypes.c_uint8 * len(picture.file)).from_buffer_copy(picture.file)
+            bitmap = library.mtmd_helper_bitmap_init_from_buf(self._mtmd.context, file, len(file), False)
+        else:
+            rgb = (ctypes.c_uint8 * len(picture.rgb)).from_buffer_copy(picture.rgb)
+            bitmap = library.mtmd_bitmap_init(picture.width, picture.height, rgb)
         chunks = library.mtmd_input_chunks_init()
         marker = library.mtmd_get_marker(self._mtmd.context)
         text = library.mtmd_input_text(

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from harness.projectors import IMAGE_TOKENS, tiny_projector
+from harness.projectors import IMAGE_TOKENS, audio_projector, tiny_projector
 from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
 from inferflux.common.bus import Bus
 from inferflux.common.images import Pixels, image_id, object_name, placeholders
+from inferflux.common.sounds import Samples
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]
@@ -134,3 +136,24 @@ async def test_a_worker_without_a_projector_refuses_images(start_worker: StartWo
     image = await stored(worker.bus, 50)
     answer = await worker.submit(item("refused", image))
     assert "no mmproj" in answer.refused[0].message
+
+
+async def test_a_sound_is_read_from_the_bucket_as_an_image_is(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    mmproj = tmp_path / "audio.gguf"
+    mmproj.write_bytes(audio_projector(256).data())
+    worker = await start_worker("sounds", INFERFLUX_WORKER_MMPROJ_PATH=str(mmproj))
+    assert worker.status is not None
+    card = worker.status.models[0]
+    assert (card.takes_images, card.takes_audio) == (False, True)
+    sound = Samples(16000, np.sin(np.arange(16000) / 7).astype("<f4").tobytes())
+    id_ = image_id(sound.pcm)
+    run_ = generation_pb2.PromptImage(
+        id=id_, object=object_name(id_, time.time()), position=len(_BEFORE), tokens=375
+    )
+    await worker.bus.put_image(run_.object, sound.packed())
+    wanted = batch_item("sound", prompt=[*_BEFORE, *placeholders(id_, 375), *_AFTER], max_tokens=4)
+    wanted.request.images.append(run_)
+    chunks = await run(worker, wanted)
+    assert chunks[-1].finished.usage.prompt_tokens == 375 + len(_BEFORE) + len(_AFTER)

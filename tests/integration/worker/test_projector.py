@@ -21,6 +21,7 @@ from harness.worker import DEMO_MODEL
 from inferflux.common.llama.mtmd import Mtmd
 from inferflux.common.llama.native import llama
 from inferflux.common.llama.vocab import Vocab
+from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.projector import Projector, ProjectorError
 from inferflux.worker.mmproj_file import read_projection
 
@@ -58,6 +59,10 @@ def opened(model: object, vocab: Vocab, made: Gguf, folder: Path, *, most_whole:
     )
 
 
+def shown(width: int, height: int, rgb: bytes) -> engine_pb2.EngineImage:
+    return engine_pb2.EngineImage(width=width, height=height, rgb=rgb)
+
+
 @pytest.fixture(scope="module")
 def projector(model: object, vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Projector]:
     made = opened(model, vocab, tiny_projector(_WIDTH), tmp_path_factory.mktemp("projector"))
@@ -67,9 +72,9 @@ def projector(model: object, vocab: Vocab, tmp_path_factory: pytest.TempPathFact
 
 def test_an_image_is_encoded_alike_each_time_and_another_one_otherwise(projector: Projector) -> None:
     dark, light = bytes(3 * 64 * 64), bytes([255]) * (3 * 64 * 64)
-    (first,) = projector.encode(64, 64, dark)
-    (again,) = projector.encode(64, 64, dark)
-    (other,) = projector.encode(64, 64, light)
+    (first,) = projector.encode(shown(64, 64, dark))
+    (again,) = projector.encode(shown(64, 64, dark))
+    (other,) = projector.encode(shown(64, 64, light))
     assert first.embeddings.shape == (IMAGE_TOKENS, _WIDTH)
     assert np.array_equal(first.embeddings, again.embeddings)
     assert not np.allclose(first.embeddings, other.embeddings)
@@ -100,8 +105,8 @@ def test_the_tokens_of_images_of_any_size_are_counted_without_weights(
     projector = opened(model, vocab, make(_WIDTH), tmp_path)
     counter = Mtmd(tmp_path / "skeleton.gguf", vocab.model)
     for width, height in ((1, 1), (2, 1536), (1536, 1), (333, 777), (1535, 1536)):
-        runs = projector.encode(width, height, bytes(3 * width * height))
-        counted = [piece for piece in counter.layout(width, height) if isinstance(piece, int)]
+        runs = projector.encode(shown(width, height, bytes(3 * width * height)))
+        counted = [piece for piece in counter.layout((width, height)) if isinstance(piece, int)]
         assert [run.embeddings.shape[0] for run in runs] == counted
     counter.close()
     projector.close()

@@ -147,7 +147,7 @@ def test_log_probabilities_are_asked_for_with_and_without_alternatives() -> None
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
             "messages[0].content[0].type",
         ),
         ({"audio": {"voice": "x"}}, "audio"),
@@ -569,3 +569,23 @@ def test_an_image_part_needs_its_image() -> None:
     assert refusal(messages=[{"role": "user", "content": [{"type": "image_url"}]}]).field == (
         "messages[0].content[0].image_url"
     )
+
+
+def test_sounds_are_parts_and_are_named_as_clients_have_them() -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}}
+    content = [{"type": "text", "text": "What is said?"}, sound]
+    (message,) = request(messages=[{"role": "user", "content": content}]).messages
+    assert [part.WhichOneof("part") for part in message.parts] == ["text", "audio"]
+    assert (message.parts[1].audio.data, message.parts[1].audio.format) == (b"AB", "wav")
+
+
+@pytest.mark.parametrize(
+    ("sound", "field"),
+    [
+        ({}, "messages[0].content[0].input_audio"),
+        ({"input_audio": {"data": "!", "format": "wav"}}, "messages[0].content[0].input_audio.data"),
+    ],
+)
+def test_a_part_that_is_no_sound_is_named(sound: dict[str, Any], field: str) -> None:
+    part = {"type": "input_audio", **sound}
+    assert refusal(messages=[{"role": "user", "content": [part]}]).field == field

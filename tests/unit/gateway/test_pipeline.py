@@ -112,7 +112,7 @@ class WordTokenizer:
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
-        images: Sequence[tokenizer_pb2.StoredImage] = (),  # noqa: ARG002
+        images: Sequence[tokenizer_pb2.StoredMedia] = (),  # noqa: ARG002
         projector: str = "",  # noqa: ARG002
     ) -> tokenizer_pb2.RenderedChat:
         text = " ".join([tool.name for tool in tools] + [message.content for message in messages])

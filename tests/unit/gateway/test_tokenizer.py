@@ -133,9 +133,9 @@ def test_ids_become_the_text_that_gives_them_again(tmp_path: Path) -> None:
         loaded.detokenize([100_000])
 
 
-def shown(*names: bytes, width: int = 64, height: int = 64) -> list[tokenizer_pb2.StoredImage]:
+def shown(*names: bytes, width: int = 64, height: int = 64) -> list[tokenizer_pb2.StoredMedia]:
     ids = map(image_id, names)
-    return [tokenizer_pb2.StoredImage(id=id_, object=f"{id_}.1", width=width, height=height) for id_ in ids]
+    return [tokenizer_pb2.StoredMedia(id=id_, object=f"{id_}.1", width=width, height=height) for id_ in ids]
 
 
 def skeleton(folder: Path, made: Gguf) -> Path:

@@ -32,7 +32,7 @@ class Encoder:
     has_plane = False
     is_whole = False
 
-    def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:  # noqa: ARG002
+    def encode(self, image: engine_pb2.EngineImage) -> list[EncodedRun]:  # noqa: ARG002
         return [EncodedRun(np.zeros((N, 4), np.float32), N, is_whole=self.is_whole)]
 
 
@@ -163,10 +163,10 @@ def test_embeddings_come_from_a_thread_of_their_own() -> None:
     may_end: Future[None] = Future()
 
     class Slow(Encoder):
-        def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:
+        def encode(self, image: engine_pb2.EngineImage) -> list[EncodedRun]:
             begun.set_result(None)
             may_end.result(10)
-            return super().encode(width, height, rgb)
+            return super().encode(image)
 
     world = World()
     world.engine._images = Images(Slow(), max_bytes=1 << 20)

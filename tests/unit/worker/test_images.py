@@ -28,11 +28,11 @@ class Encoder:
 
     has_plane = False
 
-    def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:  # noqa: ARG002
+    def encode(self, image: engine_pb2.EngineImage) -> list[EncodedRun]:
         self.encoded += 1
         if self.error:
             raise ProjectorError(self.error)
-        return [EncodedRun(np.full((N, WIDTH), width, np.float32), N)]
+        return [EncodedRun(np.full((N, WIDTH), image.width, np.float32), N)]
 
 
 def named(name: str, *, tokens: int = N) -> generation_pb2.PromptImage:
@@ -144,8 +144,8 @@ def test_cells_in_a_plane_take_fewer_positions_than_they_are() -> None:
 
 def test_each_part_of_an_image_gets_its_cells() -> None:
     class Slicing(Encoder):
-        def encode(self, width: int, height: int, rgb: bytes) -> list[EncodedRun]:
-            (run,) = super().encode(width, height, rgb)
+        def encode(self, image: engine_pb2.EngineImage) -> list[EncodedRun]:
+            (run,) = super().encode(image)
             return [run, EncodedRun(run.embeddings + 1, N)]
 
     images = Images(Slicing(), max_bytes=1 << 20)

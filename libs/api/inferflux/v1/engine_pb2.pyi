@@ -517,6 +517,7 @@ class EngineImage(_message.Message):
     HEIGHT_FIELD_NUMBER: _builtins.int
     RGB_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PCM_FIELD_NUMBER: _builtins.int
     object: _builtins.str
     """Its name in the bucket of images."""
     width: _builtins.int
@@ -525,6 +526,8 @@ class EngineImage(_message.Message):
     """Three bytes for each pixel, line by line."""
     error: _builtins.str
     """Why it cannot be had; empty otherwise."""
+    pcm: _builtins.bytes
+    """Of a sound, instead of pixels: 32-bit floats, little-endian, at the projector's rate."""
     def __init__(
         self,
         *,
@@ -533,10 +536,11 @@ class EngineImage(_message.Message):
         height: _builtins.int = ...,
         rgb: _builtins.bytes = ...,
         error: _builtins.str = ...,
+        pcm: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "height", b"height", "object", b"object", "rgb", b"rgb", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "height", b"height", "object", b"object", "pcm", b"pcm", "rgb", b"rgb", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -625,6 +629,7 @@ class EngineReady(_message.Message):
     TRIALS_FIELD_NUMBER: _builtins.int
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
     TAKES_IMAGES_FIELD_NUMBER: _builtins.int
+    TAKES_AUDIO_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
@@ -650,6 +655,7 @@ class EngineReady(_message.Message):
     """Why nothing is drafted for any request; empty if drafts can be verified."""
     takes_images: _builtins.bool
     """Whether prompts may have images."""
+    takes_audio: _builtins.bool
     embedding_length: _builtins.int
     """Numbers of a vector; 0 of an engine that generates."""
     @_builtins.property
@@ -680,12 +686,13 @@ class EngineReady(_message.Message):
         trials: Global___EngineTrials | None = ...,
         device_context: _device_pb2.DeviceContext | None = ...,
         takes_images: _builtins.bool = ...,
+        takes_audio: _builtins.bool = ...,
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

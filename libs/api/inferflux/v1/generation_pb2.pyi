@@ -613,7 +613,7 @@ Global___GenerationParams: _TypeAlias = GenerationParams  # noqa: Y015
 
 @_typing.final
 class PromptImage(_message.Message):
-    """A run of cells of an image in a prompt. Most models have one for each image; those that cut images have several, with
+    """A run of cells of an image, or of a sound, in a prompt. Most models have one for each image; those that cut images have several, with
     tokens between them. Its tokens are placeholders, made of its id: prompts with other images are other prompts.
     """
 

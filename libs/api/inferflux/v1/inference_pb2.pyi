@@ -74,7 +74,7 @@ class ChatMessage(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """In place of `content`: texts and images in order. Texts are lines of one text."""
+        """In place of `content`: texts, images and sounds in order. Texts are lines of one text."""
 
     def __init__(
         self,
@@ -101,24 +101,54 @@ class ContentPart(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     @_builtins.property
     def image(self) -> Global___ImageInput: ...
+    @_builtins.property
+    def audio(self) -> Global___AudioInput: ...
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         image: Global___ImageInput | None = ...,
+        audio: Global___AudioInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "image", b"image", "part", b"part", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image", "audio"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
 Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
+
+@_typing.final
+class AudioInput(_message.Message):
+    """A sound: WAV or MP3."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The file."""
+    format: _builtins.str
+    """As OpenAI's: `wav`, `mp3` or empty. The file itself says which it is."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        format: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "format", b"format"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AudioInput: _TypeAlias = AudioInput  # noqa: Y015
 
 @_typing.final
 class ImageInput(_message.Message):

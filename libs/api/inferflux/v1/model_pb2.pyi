@@ -132,6 +132,7 @@ class ModelCard(_message.Message):
     CAN_CALL_TOOLS_FIELD_NUMBER: _builtins.int
     CAN_SPECULATE_FIELD_NUMBER: _builtins.int
     TAKES_IMAGES_FIELD_NUMBER: _builtins.int
+    TAKES_AUDIO_FIELD_NUMBER: _builtins.int
     PROJECTOR_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
@@ -161,6 +162,8 @@ class ModelCard(_message.Message):
     """Whether several tokens can be drafted and verified at once; unset before it was loaded."""
     takes_images: _builtins.bool
     """Whether it has a projector for images."""
+    takes_audio: _builtins.bool
+    """The same for sounds."""
     projector: _builtins.str
     """Hex SHA-256 of the projector's file. What is needed to count the tokens of an image lies under this name beside
     the tokenizers.
@@ -192,6 +195,7 @@ class ModelCard(_message.Message):
         can_call_tools: _builtins.bool = ...,
         can_speculate: _builtins.bool | None = ...,
         takes_images: _builtins.bool = ...,
+        takes_audio: _builtins.bool = ...,
         projector: _builtins.str = ...,
         role: Global___ModelRole.ValueType = ...,
         embedding_length: _builtins.int = ...,
@@ -199,7 +203,7 @@ class ModelCard(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
     _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015

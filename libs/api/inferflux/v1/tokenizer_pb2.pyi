@@ -51,6 +51,8 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     """The projector cannot take an image of this size."""
     TOKENIZER_FAULT_BAD_PROJECTOR: _TokenizerFault.ValueType  # 112
     """How many tokens images have cannot be found out."""
+    TOKENIZER_FAULT_BAD_AUDIO: _TokenizerFault.ValueType  # 113
+    """The projector cannot take a sound of this length."""
 
 class TokenizerFault(_TokenizerFault, metaclass=_TokenizerFaultEnumTypeWrapper): ...
 
@@ -78,6 +80,8 @@ TOKENIZER_FAULT_BAD_IMAGE: TokenizerFault.ValueType  # 111
 """The projector cannot take an image of this size."""
 TOKENIZER_FAULT_BAD_PROJECTOR: TokenizerFault.ValueType  # 112
 """How many tokens images have cannot be found out."""
+TOKENIZER_FAULT_BAD_AUDIO: TokenizerFault.ValueType  # 113
+"""The projector cannot take a sound of this length."""
 Global___TokenizerFault: _TypeAlias = TokenizerFault  # noqa: Y015
 
 @_typing.final
@@ -102,8 +106,8 @@ class LoadTokenizer(_message.Message):
 Global___LoadTokenizer: _TypeAlias = LoadTokenizer  # noqa: Y015
 
 @_typing.final
-class StoredImage(_message.Message):
-    """An image as workers find it."""
+class StoredMedia(_message.Message):
+    """An image, or a sound, as workers find it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -111,12 +115,17 @@ class StoredImage(_message.Message):
     OBJECT_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
     HEIGHT_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Hex SHA-256 of its file, and its name in the bucket of images."""
     object: _builtins.str
     width: _builtins.int
     """In pixels."""
     height: _builtins.int
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___MediaPiece]:
+        """Of a sound: what it becomes in a prompt."""
+
     def __init__(
         self,
         *,
@@ -124,14 +133,40 @@ class StoredImage(_message.Message):
         object: _builtins.str = ...,
         width: _builtins.int = ...,
         height: _builtins.int = ...,
+        pieces: _abc.Iterable[Global___MediaPiece] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "id", b"id", "object", b"object", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "id", b"id", "object", b"object", "pieces", b"pieces", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StoredImage: _TypeAlias = StoredImage  # noqa: Y015
+Global___StoredMedia: _TypeAlias = StoredMedia  # noqa: Y015
+
+@_typing.final
+class MediaPiece(_message.Message):
+    """Token ids, or how many cells a run has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    cells: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cells: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaPiece: _TypeAlias = MediaPiece  # noqa: Y015
 
 @_typing.final
 class RenderChat(_message.Message):
@@ -149,7 +184,7 @@ class RenderChat(_message.Message):
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]: ...
     @_builtins.property
-    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredImage]:
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredMedia]:
         """Images of the messages' parts in order, and the file that tells how prompts hold them."""
 
     def __init__(
@@ -157,7 +192,7 @@ class RenderChat(_message.Message):
         *,
         messages: _abc.Iterable[_inference_pb2.ChatMessage] | None = ...,
         tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
-        images: _abc.Iterable[Global___StoredImage] | None = ...,
+        images: _abc.Iterable[Global___StoredMedia] | None = ...,
         projector_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

@@ -146,7 +146,8 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
 
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
-    tokenizers = Tokenizers(settings.tokenizer_limits, TokenizerFiles(bus, directory).path)
+    files = TokenizerFiles(bus, directory)
+    tokenizers = Tokenizers(settings.tokenizer_limits, files.path)
     stack.push_async_callback(tokenizers.close)
     metrics = GatewayMetrics()
     models = ModelRegistry(
@@ -196,7 +197,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         services,
         max_text_bytes=settings.max_text_bytes,
         max_resume_window_s=settings.max_resume_window_s,
-        images=ImageIntake(bus, http, settings.image_limits),
+        images=ImageIntake(bus, http, settings.image_limits, file_path=files.path),
         zone=settings.zone,
     )
     embeddings = Embeddings(pipeline, tokenizers, max_text_bytes=settings.max_text_bytes)

@@ -1,4 +1,4 @@
-"""How a model's prompts hold images of which size, by libmtmd."""
+"""How a model's prompts hold images of which size, by libmtmd, and sounds."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Layouts:
         self._loaded: dict[Path, Mtmd] = {}
         self._loading = threading.Lock()
 
-    def of(self, path: Path | None, vocab: Vocab) -> Callable[[int, int], Layout]:
-        """What gives the pieces of an image of some width and height; raises TokenizerFaultErrors.
+    def of(self, path: Path | None, vocab: Vocab) -> Callable[[tokenizer_pb2.StoredMedia], Layout]:
+        """What gives the pieces of an image; raises TokenizerFaultErrors.
 
         Raises:
             TokenizerFaultError: libmtmd cannot use the projector.
@@ -47,28 +47,44 @@ class Layouts:
                     projector = self._loaded[path] = Mtmd(path, vocab.model)
                 except MtmdError as error:
                     raise _bad_projector(str(error)) from None
-        return lambda width, height: _checked(projector, vocab, width, height)
+        return lambda media: _layout(projector, vocab, media)
 
 
-def _checked(projector: Mtmd, vocab: Vocab, width: int, height: int) -> Layout:
+def layout_of_pieces(media: tokenizer_pb2.StoredMedia, vocab: Vocab) -> Layout:
+    """The pieces of a sound, which were counted when it was decoded.
+
+    Raises:
+        TokenizerFaultError: the model cannot take it.
+    """
+    return _checked([piece.cells or list(piece.token_ids) for piece in media.pieces], vocab, media)
+
+
+def _layout(projector: Mtmd, vocab: Vocab, media: tokenizer_pb2.StoredMedia) -> Layout:
     try:
-        layout = projector.layout(width, height)
+        layout = projector.layout((media.width, media.height))
     except MtmdError as error:
-        raise _bad_image(width, height, str(error)) from None
+        raise _bad_media(media, str(error)) from None
+    return _checked(layout, vocab, media)
+
+
+def _checked(layout: Layout, vocab: Vocab, media: tokenizer_pb2.StoredMedia) -> Layout:
     runs = [piece for piece in layout if isinstance(piece, int)]
     beside = [token for piece in layout if not isinstance(piece, int) for token in piece]
     if any(not 0 <= token < vocab.size for token in beside) or len(beside) > _MOST_BESIDE:
-        raise _bad_projector("the vocabulary lacks tokens that its projector puts around images")
+        raise _bad_projector("the vocabulary lacks tokens that its projector puts around images and sounds")
     if not runs or len(runs) > MAX_PARTS or min(runs) < FEWEST_TOKENS or sum(runs) > MOST_TOKENS:
-        raise _bad_image(width, height, f"it would take {runs[:8]} tokens")
+        raise _bad_media(media, f"it would take {sum(runs)} tokens")
     return layout
 
 
-def _bad_image(width: int, height: int, why: str) -> TokenizerFaultError:
-    message = f"the model does not take an image of {width} x {height} pixels: {why}"
+def _bad_media(media: tokenizer_pb2.StoredMedia, why: str) -> TokenizerFaultError:
+    if media.pieces:
+        message = f"the model does not take a sound of this length: {why}"
+        return TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_AUDIO, message)
+    message = f"the model does not take an image of {media.width} x {media.height} pixels: {why}"
     return TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_IMAGE, message)
 
 
 def _bad_projector(why: str) -> TokenizerFaultError:
-    message = f"images of this model cannot be counted: {why}"
+    message = f"images and sounds of this model cannot be counted: {why}"
     return TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_PROJECTOR, message)

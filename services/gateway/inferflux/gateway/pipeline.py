@@ -70,7 +70,7 @@ class Tokenizes(Compiles, Protocol):
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
-        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        images: Sequence[tokenizer_pb2.StoredMedia] = (),
         projector: str = "",
     ) -> tokenizer_pb2.RenderedChat: ...
 

@@ -196,11 +196,15 @@ class GatewaySettings(AuditSettings):
         8 << 20, "bytes of a rendered prompt", ge=1024, le=48 << 20, expert=True
     )
 
-    max_images: int = setting(16, "[images](images.md) of one request", ge=1, le=MAX_IMAGES)
+    max_images: int = setting(16, "[images and sounds](images.md) of one request", ge=1, le=MAX_IMAGES)
     max_image_bytes: ByteCount = setting(8 << 20, "bytes of the file of an image", ge=1, le=64 << 20)
     max_image_pixels: int = setting(
         40_000_000, "pixels of an image; more are refused before it is decoded", ge=1, le=200_000_000
     )
+    max_audio_bytes: ByteCount = setting(
+        8 << 20, "bytes of the file of a [sound](images.md#sounds)", ge=1, le=64 << 20
+    )
+    max_audio_s: int = setting(120, "seconds of a sound", ge=1, le=300)
     image_urls: bool = setting(
         True, "fetch images that requests name by URL; if not, only those that requests hold are taken"
     )
@@ -287,6 +291,8 @@ class GatewaySettings(AuditSettings):
             count=self.max_images,
             file_bytes=self.max_image_bytes,
             pixels=self.max_image_pixels,
+            sound_bytes=self.max_audio_bytes,
+            sound_s=self.max_audio_s,
             processes=self.image_processes,
             waiting=self.image_queue_limit,
             time_limit_s=self.image_time_limit_s,

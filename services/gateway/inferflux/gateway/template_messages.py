@@ -63,7 +63,9 @@ def _content(message: inference_pb2.ChatMessage, image: Callable[[], str]) -> st
     """Parts are lines."""
     if not message.parts:
         return message.content
-    return "\n".join(image() if part.HasField("image") else part.text for part in message.parts)
+    return "\n".join(
+        image() if part.HasField("image") or part.HasField("audio") else part.text for part in message.parts
+    )
 
 
 def _function(tool: inference_pb2.Tool) -> Json:

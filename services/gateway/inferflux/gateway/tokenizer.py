@@ -19,7 +19,7 @@ from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 from .control_texts import ControlTexts
-from .image_layouts import Layouts, length_of
+from .image_layouts import Layouts, layout_of_pieces, length_of
 from .image_markers import ImageMarkers
 from .template_messages import template_messages, template_tools
 from .tokenizer_fault import TokenizerFaultError
@@ -214,7 +214,7 @@ class Tokenizer:
         self,
         rendered: Rendered,
         context_length: int,
-        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        images: Sequence[tokenizer_pb2.StoredMedia] = (),
         projector: Path | None = None,
     ) -> PromptIds:
         """As `tokenize`; special tokens that messages or tools spell are text.
@@ -228,17 +228,19 @@ class Tokenizer:
         Raises:
             TokenizerFaultError: as `tokenize`; or an image cannot be taken.
         """
-        layouts: list[Layout] = []
-        if images:
-            layout_of = self._layouts.of(projector, self._vocab)
-            layouts = [layout_of(image.width, image.height) for image in images]
+        layouts = [
+            layout_of_pieces(image, self._vocab)
+            if image.pieces
+            else self._layouts.of(projector, self._vocab)(image)
+            for image in images
+        ]
         return self._ids(rendered.parts, context_length, images, layouts)
 
     def _ids(
         self,
         parts: Sequence[str | int],
         context_length: int,
-        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        images: Sequence[tokenizer_pb2.StoredMedia] = (),
         layouts: Sequence[Layout] = (),
     ) -> PromptIds:
         n_bytes = sum(len(part.encode()) for part in parts if isinstance(part, str))
@@ -320,7 +322,7 @@ class Tokenizer:
 
 
 def _place(
-    image: tokenizer_pb2.StoredImage,
+    image: tokenizer_pb2.StoredMedia,
     layout: Layout,
     ids: list[int],
     placed: list[generation_pb2.PromptImage],

@@ -72,7 +72,7 @@ class Tokenizers:
         context_length: int,
         *,
         tools: Sequence[inference_pb2.Tool] = (),
-        images: Sequence[tokenizer_pb2.StoredImage] = (),
+        images: Sequence[tokenizer_pb2.StoredMedia] = (),
         projector: str = "",
     ) -> tokenizer_pb2.RenderedChat:
         """Token ids of a conversation, rendered with the model's own template, and how to read its answer.

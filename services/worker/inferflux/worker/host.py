@@ -547,7 +547,8 @@ def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -
         kv_bytes_per_token=0 if embeds(role) else facts.kv_bytes_per_token(types),
         role=role,
         embedding_length=facts.embedding if role == model_pb2.MODEL_ROLE_EMBEDDING else 0,
-        takes_images=wish.mmproj is not None,
+        takes_images=wish.mmproj is not None and wish.mmproj.takes_images,
+        takes_audio=wish.mmproj is not None and wish.mmproj.takes_audio,
         projector=wish.mmproj.digest if wish.mmproj is not None else "",
     )
 
@@ -562,7 +563,7 @@ def _learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_p
     card.has_chat_template = engine.has_chat_template
     card.can_constrain = engine.can_constrain
     card.can_speculate = engine.can_speculate
-    card.takes_images = engine.takes_images
+    card.takes_images, card.takes_audio = engine.takes_images, engine.takes_audio
     card.projector = engine.projector
     card.embedding_length = engine.embedding_length
     return card

@@ -25,6 +25,7 @@ class Projection:
 
     Attributes:
         digest: hex SHA-256 of the file.
+        takes_images, takes_audio: as its head says.
         skeleton: what `skeleton_of` made of it.
     """
 
@@ -32,6 +33,8 @@ class Projection:
     digest: str
     size_bytes: int
     skeleton: bytes = b""
+    takes_images: bool = True
+    takes_audio: bool = False
 
 
 def read_projection(path: Path, *, field: str) -> Projection:
@@ -54,7 +57,9 @@ def read_projection(path: Path, *, field: str) -> Projection:
                 digest.update(block)
     except (OSError, ValueError, HeaderError) as error:
         raise InvalidArgument(f"{path}: {error}", field=field) from None
-    return Projection(path, digest.hexdigest(), size, skeleton)
+    takes_audio = header.metadata.get("clip.has_audio_encoder") is True
+    takes_images = not takes_audio or header.metadata.get("clip.has_vision_encoder") is True
+    return Projection(path, digest.hexdigest(), size, skeleton, takes_images, takes_audio)
 
 
 def skeleton_of(header: Header, metadata: bytes) -> bytes:

@@ -13,6 +13,7 @@ from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.common.images import unpacked
 from inferflux.common.model_roles import embeds
 from inferflux.common.prefixes.sharing import sharing_name
+from inferflux.common.sounds import is_sound, unpacked_sound
 from inferflux.common.tasks import Background, cancel_all, is_set_within
 from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
@@ -417,13 +418,13 @@ class ModelHost:
             context_length=ready.context_length,
             vocabulary_size=ready.vocabulary_size,
             constraint_error=ready.constraint_error,
-            takes_images=ready.takes_images,
+            takes_images=ready.takes_images or ready.takes_audio,
             embeds=embeds(self._options.engine.role),
         )
         if ready.HasField("trials"):
             # For the engine after this one.
             self._options.engine.trials.CopyFrom(ready.trials)
-        self.card.takes_images = ready.takes_images
+        self.card.takes_images, self.card.takes_audio = ready.takes_images, ready.takes_audio
         self.card.projector = self._options.engine.mmproj_digest
         self.kv_bytes = ready.kv_bytes
         self.card.context_length = ready.context_length
@@ -459,8 +460,12 @@ class ModelHost:
             if self._shared.read_image is None:
                 raise Unavailable("there is no bucket of images", reason="IMAGE_UNAVAILABLE")
             async with self._places:
-                pixels = unpacked(await self._shared.read_image(name))
-            image.width, image.height, image.rgb = pixels.width, pixels.height, pixels.rgb
+                data = await self._shared.read_image(name)
+            if is_sound(data):
+                image.pcm = unpacked_sound(data).pcm
+            else:
+                pixels = unpacked(data)
+                image.width, image.height, image.rgb = pixels.width, pixels.height, pixels.rgb
         except InferFluxError as error:
             log.warning("an image cannot be read", model=self.name, object=name, reason=error.reason)
             image.error = error.message

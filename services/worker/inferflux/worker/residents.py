@@ -106,6 +106,7 @@ class Limits:
     context_length: int
     vocabulary_size: int
     constraint_error: str = ""
+    # Or sounds.
     takes_images: bool = False
     embeds: bool = False
 

@@ -29,6 +29,7 @@ from inferflux.common.bus.serving import (
 from inferflux.common.bus.token_stream import TokenSubscription
 from inferflux.common.errors import InferFluxError, Unavailable, from_code
 from inferflux.common.images import MAX_OBJECT_BYTES
+from inferflux.common.sounds import MAX_SOUND_BYTES
 from inferflux.common.stream_limits import StreamLimits
 from inferflux.common.tls import TlsFiles
 
@@ -53,7 +54,9 @@ class Bus:
         self._link = Link(self._client, inbox_prefix=inbox_prefix)
         self._healer = Healer(self._link, watches_writes=watches_writes)
         self._bucket = ObjectBucket(self._link, subjects.TOKENIZERS_BUCKET)
-        self._images = ObjectBucket(self._link, subjects.IMAGES_BUCKET, max_bytes=MAX_OBJECT_BYTES)
+        self._images = ObjectBucket(
+            self._link, subjects.IMAGES_BUCKET, max_bytes=max(MAX_OBJECT_BYTES, MAX_SOUND_BYTES)
+        )
         self._on_loss: list[Callable[[], None]] = []
         self._on_connect: list[Callable[[], None]] = []
         self._token_streams: dict[TokenSubscription, int] = {}

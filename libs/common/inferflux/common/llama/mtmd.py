@@ -1,7 +1,7 @@
 """libmtmd: how a model's prompts hold images, and what encodes them.
 
-An image becomes pieces: token ids around it, and runs of cells. How many there are depends on the projector
-and on the image's size alone, so libmtmd tells it without pixels, and without the projector's weights.
+An image or a sound becomes pieces: token ids around it, and runs of cells. How many there are depends on the
+projector and on the size alone, so libmtmd tells it without pixels, and without the projector's weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from .native import capture_log_of, first_log_error, log_errors
 Layout = list[list[int] | int]
 """The pieces of an image: token ids, or the number of cells of a run."""
 
-TEXT, IMAGE = 0, 1
+Shape = tuple[int, int] | int
+"""How large an image is, as width and height in pixels, or how many samples a sound has."""
+
+TEXT, IMAGE, AUDIO = 0, 1, 2
 _MARKER = b"<__inferflux_image__>"
 _FLASH_ATTENTION = {True: 1, False: 0}
 
@@ -32,7 +35,7 @@ class Mtmd:
 
     Args:
         path: a GGUF file that llama.cpp calls mmproj, or one that `skeleton_of` made.
-        model: llama.cpp's. Its vocabulary is enough to count tokens.
+        model: llama.cpp's. Its vocabulary is enough to count tokens; None is enough to decode sounds.
 
     Raises:
         MtmdError: no projector, or one of another model.
@@ -60,35 +63,57 @@ class Mtmd:
         self.context = self.library.mtmd_init_from_file(str(path).encode(), model, params)
         if not self.context:
             raise MtmdError(first_log_error("it is no projector of this model"))
-        if not self.library.mtmd_support_vision(self.context):
-            self.close()
-            raise MtmdError("it encodes no images")
+        self.takes_images = bool(self.library.mtmd_support_vision(self.context))
+        self.takes_audio = bool(self.library.mtmd_support_audio(self.context))
 
     def close(self) -> None:
         self.library.mtmd_free(self.context)
 
-    def layout(self, width: int, height: int) -> Layout:
-        """The pieces of an image of this size.
+    @property
+    def sample_rate(self) -> int:
+        """Samples a second of the sounds that it takes."""
+        return int(self.library.mtmd_get_audio_sample_rate(self.context))
+
+    def samples_of(self, data: bytes) -> bytes:
+        """The samples of a sound's file at that rate: one channel, 32-bit floats.
+
+        Raises:
+            MtmdError: it cannot be decoded.
+        """
+        file = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmap = self.library.mtmd_helper_bitmap_init_from_buf(self.context, file, len(data), False)
+        if not bitmap:
+            raise MtmdError("it is broken, or of a kind that is not known")
+        try:
+            if not self.library.mtmd_bitmap_is_audio(bitmap):
+                raise MtmdError("it is no sound")
+            n_bytes = int(self.library.mtmd_bitmap_get_n_bytes(bitmap))
+            return ctypes.string_at(self.library.mtmd_bitmap_get_data(bitmap), n_bytes) if n_bytes else b""
+        finally:
+            self.library.mtmd_bitmap_free(bitmap)
+
+    def layout(self, shape: Shape) -> Layout:
+        """The pieces of an image or a sound of this size.
 
         Raises:
             MtmdError: libmtmd cannot take it.
         """
-        with self.chunks([(width, height)]) as chunks:
+        with self.chunks([shape]) as chunks:
             return [self.piece(chunk) for chunk in chunks]
 
     @contextmanager
-    def chunks(self, sizes: Sequence[tuple[int, int]], rgb: bytes | None = None) -> Iterator[list[Any]]:
-        """What libmtmd makes of images that follow each other. They are freed at the end of the block.
+    def chunks(self, shapes: Sequence[Shape], data: bytes | None = None) -> Iterator[list[Any]]:
+        """What libmtmd makes of images or sounds that follow each other; freed at the end of the block.
 
         Args:
-            rgb: pixels of the only image; None: chunks that can be counted, and not encoded.
+            data: pixels or samples of the only one; None: chunks that can be counted, and not encoded.
 
         Raises:
             MtmdError: libmtmd cannot take them.
         """
         mtmd = self.library
-        pixels = None if rgb is None else (ctypes.c_uint8 * len(rgb)).from_buffer_copy(rgb)
-        bitmaps = [mtmd.mtmd_bitmap_init(width, height, pixels) for width, height in sizes]
+        held = None if data is None else (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        bitmaps = [self._bitmap(shape, held) for shape in shapes]
         chunks = mtmd.mtmd_input_chunks_init()
         markers = _MARKER * len(bitmaps)
         try:
@@ -97,7 +122,7 @@ class Mtmd:
             )
             listed = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
             if mtmd.mtmd_tokenize(self.context, chunks, ctypes.byref(text), listed, len(bitmaps)) != 0:
-                raise MtmdError(first_log_error("libmtmd could not take the image"))
+                raise MtmdError(first_log_error("libmtmd could not take it"))
             n = mtmd.mtmd_input_chunks_size(chunks)
             yield [mtmd.mtmd_input_chunks_get(chunks, i) for i in range(n)]
         finally:
@@ -105,13 +130,17 @@ class Mtmd:
             for bitmap in bitmaps:
                 mtmd.mtmd_bitmap_free(bitmap)
 
+    def _bitmap(self, shape: Shape, held: Any) -> Any:
+        if isinstance(shape, int):
+            samples = None if held is None else ctypes.cast(held, ctypes.POINTER(ctypes.c_float))
+            return self.library.mtmd_bitmap_init_from_audio(shape, samples)
+        width, height = shape
+        return self.library.mtmd_bitmap_init(width, height, held)
+
     def piece(self, chunk: Any) -> list[int] | int:
         """The token ids of a chunk, or how many cells it has."""
-        kind = self.type_of(chunk)
-        if kind == IMAGE:
+        if self.type_of(chunk) != TEXT:
             return int(self.library.mtmd_input_chunk_get_n_tokens(chunk))
-        if kind != TEXT:
-            raise MtmdError("it encodes more than images")
         n = ctypes.c_size_t()
         ids = self.library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n))
         return [int(ids[i]) for i in range(n.value)]

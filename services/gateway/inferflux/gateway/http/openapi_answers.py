@@ -114,6 +114,7 @@ _MODEL = _object(
     can_constrain=_BOOLEAN,
     can_speculate=_or_null(_BOOLEAN),
     takes_images=_BOOLEAN,
+    takes_audio=_BOOLEAN,
     workers=_COUNT,
     state=_MODEL_STATE,
     aliases=_array(_TEXT),

@@ -1,4 +1,4 @@
-"""Images of a request's messages as clients give them (pure)."""
+"""Images and sounds of a request's messages as clients give them (pure)."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2
 
 _DETAILS = frozenset({"", "auto", "low", "high"})
+_FORMATS = frozenset({"", "wav", "mp3"})
 _DATA = "data:"
 
 
 @dataclass(frozen=True, slots=True)
-class GivenImage:
-    """An image as it came.
+class GivenMedia:
+    """An image or a sound as it came.
 
     Attributes:
         field: what it is called in errors.
     """
 
-    input: inference_pb2.ImageInput
+    input: inference_pb2.ImageInput | inference_pb2.AudioInput
     field: str
 
+    @property
+    def is_sound(self) -> bool:
+        return isinstance(self.input, inference_pb2.AudioInput)
 
-def given_images(messages: Sequence[inference_pb2.ChatMessage], *, most: int) -> list[GivenImage]:
-    """The images of a conversation, in order.
+
+def given_media(messages: Sequence[inference_pb2.ChatMessage], *, most: int) -> list[GivenMedia]:
+    """The images and sounds of a conversation, in order.
 
     Raises:
-        InvalidArgument: a message has content and parts, an empty part, or an image where none may be; a
-            `detail` is not known; there are too many.
+        InvalidArgument: a message has content and parts, an empty part, or an image or a sound where none may
+            be; a `detail` or a `format` is not known; there are too many.
     """
-    found: list[GivenImage] = []
+    found: list[GivenMedia] = []
     for i, message in enumerate(messages):
         if message.parts and message.content:
             field = f"messages[{i}].parts"
@@ -45,9 +50,12 @@ def given_images(messages: Sequence[inference_pb2.ChatMessage], *, most: int) ->
                 raise InvalidArgument(f"{field} is empty", field=field)
             if kind == "image":
                 _check(part.image, message.role, f"{field}.image")
-                found.append(GivenImage(part.image, f"{field}.image"))
+                found.append(GivenMedia(part.image, f"{field}.image"))
+            elif kind == "audio":
+                _check_audio(part.audio, message.role, f"{field}.audio")
+                found.append(GivenMedia(part.audio, f"{field}.audio"))
     if len(found) > most:
-        message_ = f"{len(found)} images; at most {most} are taken in one request"
+        message_ = f"{len(found)} images and sounds; at most {most} are taken in one request"
         raise InvalidArgument(message_, field=found[most].field, reason="TOO_MANY_IMAGES")
     return found
 
@@ -61,6 +69,15 @@ def _check(image: inference_pb2.ImageInput, role: str, field: str) -> None:
         raise InvalidArgument(message, field=f"{field}.detail", reason="UNSUPPORTED_VALUE")
     if image.WhichOneof("source") is None:
         raise InvalidArgument(f"{field} has neither data nor url", field=field)
+
+
+def _check_audio(audio: inference_pb2.AudioInput, role: str, field: str) -> None:
+    if role != "user":
+        raise InvalidArgument(f"{field}: only messages of the user have sounds", field=field)
+    if audio.format not in _FORMATS:
+        known = ", ".join(sorted(_FORMATS - {""}))
+        message = f"{field}.format: unknown value {audio.format[:32]!r}: use one of {known}"
+        raise InvalidArgument(message, field=f"{field}.format", reason="UNSUPPORTED_VALUE")
 
 
 def is_data_url(url: str) -> bool:
@@ -85,7 +102,7 @@ def data_of(url: str, *, field: str) -> bytes:
 
 
 def without_files(messages: Sequence[inference_pb2.ChatMessage]) -> list[inference_pb2.ChatMessage]:
-    """The messages without the files of their images: templates need their places only."""
+    """The messages without the files of their images and sounds: templates need their places only."""
     stripped = []
     for message in messages:
         made = message
@@ -93,7 +110,8 @@ def without_files(messages: Sequence[inference_pb2.ChatMessage]) -> list[inferen
             made = inference_pb2.ChatMessage()
             made.CopyFrom(message)
             for part in made.parts:
-                if part.HasField("image"):
-                    part.image.Clear()
+                for kind in ("image", "audio"):
+                    if part.HasField(kind):
+                        getattr(part, kind).Clear()
         stripped.append(made)
     return stripped

@@ -1,20 +1,22 @@
-"""Images of a request: fetched, named by their hash, decoded, and stored for workers."""
+"""Images and sounds of a request: fetched, named by their hash, decoded, and stored for workers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
 from inferflux.common.http_client import HttpClient
 from inferflux.common.images import image_id, object_name, size_of
+from inferflux.common.sounds import sound_id
 from inferflux.v1 import inference_pb2, model_pb2, tokenizer_pb2
 
 from .decoding import Decoding, ImageLimits
-from .inputs import GivenImage, data_of, given_images, is_data_url
+from .inputs import GivenMedia, data_of, given_media, is_data_url
 
 # Objects that are known to be stored.
 _MOST_KNOWN = 4096
@@ -27,6 +29,8 @@ class ImageIntake:
 
     Args:
         http: fetches what URLs name; None: none are fetched.
+        file_path: where the tokenizer of a model lies, and the skeleton of a projector, by their digests;
+            raises InferFluxErrors. None: no sounds are taken.
         clock: wall clock, in seconds.
     """
 
@@ -36,53 +40,74 @@ class ImageIntake:
         http: HttpClient | None,
         limits: ImageLimits,
         *,
+        file_path: Callable[[str], Awaitable[Path]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._bus = bus
         self._http = http
         self._limits = limits
         self._decoding = Decoding(limits)
+        self._file_path = file_path
         self._clock = clock
-        # The sizes of those that are stored, by object.
-        self._stored: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        # Those that are stored.
+        self._stored: OrderedDict[str, tokenizer_pb2.StoredMedia] = OrderedDict()
         bus.on_reconnect(self._forget)
 
     async def of(
         self, messages: Sequence[inference_pb2.ChatMessage], card: model_pb2.ModelCard
-    ) -> list[tokenizer_pb2.StoredImage]:
-        """The images of a conversation in order, stored.
+    ) -> list[tokenizer_pb2.StoredMedia]:
+        """The images and sounds of a conversation in order, stored.
 
         Raises:
-            InvalidArgument: the model takes none (IMAGES_UNSUPPORTED), there are too many, or one cannot be
-                fetched or decoded (BAD_IMAGE).
+            InvalidArgument: the model takes none (IMAGES_UNSUPPORTED, AUDIO_UNSUPPORTED), there are too many,
+                or one cannot be fetched or decoded (BAD_IMAGE, BAD_AUDIO).
             ResourceExhausted: too many wait to be decoded, or the bucket is full.
             Unavailable: NATS does not store them.
         """
-        given = given_images(messages, most=self._limits.count)
+        given = given_media(messages, most=self._limits.count)
         if not given:
             return []
-        _check_model(card, given[0].field)
-        return [await self._stored_image(each) for each in given]
+        for each in given:
+            _check_model(card, each)
+        return [await self._stored_media(each, card) for each in given]
 
-    async def _stored_image(self, given: GivenImage) -> tokenizer_pb2.StoredImage:
+    async def _stored_media(self, given: GivenMedia, card: model_pb2.ModelCard) -> tokenizer_pb2.StoredMedia:
         data = await self._file(given)
         if not data:
-            raise _bad(given.field, "it is empty")
-        if len(data) > self._limits.file_bytes:
-            why = f"it has {len(data)} bytes; at most {self._limits.file_bytes} are taken"
-            raise _bad(given.field, why)
-        id_ = await asyncio.to_thread(image_id, data)
+            raise _bad(given, "it is empty")
+        most = self._limits.sound_bytes if given.is_sound else self._limits.file_bytes
+        if len(data) > most:
+            raise _bad(given, f"it has {len(data)} bytes; at most {most} are taken")
+        if given.is_sound:
+            id_ = await asyncio.to_thread(sound_id, data, card.projector)
+        else:
+            id_ = await asyncio.to_thread(image_id, data)
         name = object_name(id_, self._clock())
-        size = self._stored.get(name)
-        if size is None:
-            pixels = await self._decoding.pixels(data, field=given.field)
-            await self._put(name, pixels)
-            size = size_of(pixels)
-        self._stored[name] = size
-        self._stored.move_to_end(name)
+        # Tokens around a sound are of a vocabulary.
+        key = f"{name} {card.digest}" if given.is_sound else name
+        stored = self._stored.get(key)
+        if stored is None:
+            stored, packed = await self._decoded(given, data, card)
+            stored.id, stored.object = id_, name
+            await self._put(name, packed)
+        self._stored[key] = stored
+        self._stored.move_to_end(key)
         if len(self._stored) > _MOST_KNOWN:
             self._stored.popitem(last=False)
-        return tokenizer_pb2.StoredImage(id=id_, object=name, width=size[0], height=size[1])
+        return stored
+
+    async def _decoded(
+        self, given: GivenMedia, data: bytes, card: model_pb2.ModelCard
+    ) -> tuple[tokenizer_pb2.StoredMedia, bytes]:
+        """(how large it is, or what it becomes; what is stored of it)."""
+        if not given.is_sound:
+            packed = await self._decoding.pixels(data, field=given.field)
+            width, height = size_of(packed)
+            return tokenizer_pb2.StoredMedia(width=width, height=height), packed
+        if self._file_path is None:
+            raise _bad(given, "no sounds are taken here")
+        skeleton, tokenizer = await self._file_path(card.projector), await self._file_path(card.digest)
+        return await self._decoding.samples(data, skeleton=skeleton, tokenizer=tokenizer, field=given.field)
 
     async def _put(self, name: str, pixels: bytes) -> None:
         try:
@@ -91,14 +116,14 @@ class ImageIntake:
             message = f"the image could not be stored for workers: {error.message}"
             raise Unavailable(message, reason="IMAGES_NOT_STORED", retry_delay_s=2.0) from None
 
-    async def _file(self, given: GivenImage) -> bytes:
+    async def _file(self, given: GivenMedia) -> bytes:
         image = given.input
-        if image.WhichOneof("source") == "data":
+        if isinstance(image, inference_pb2.AudioInput) or image.WhichOneof("source") == "data":
             return image.data
         if is_data_url(image.url):
             return await asyncio.to_thread(data_of, image.url, field=given.field)
         if self._http is None:
-            raise _bad(given.field, "images are not fetched here: send a data URL")
+            raise _bad(given, "images are not fetched here: send a data URL")
         try:
             response = await self._http.get(
                 image.url,
@@ -107,9 +132,9 @@ class ImageIntake:
                 max_body_bytes=self._limits.file_bytes,
             )
         except Unavailable as error:
-            raise _bad(given.field, f"it cannot be fetched: {error.message}") from None
+            raise _bad(given, f"it cannot be fetched: {error.message}") from None
         if response.status != _OK:
-            raise _bad(given.field, f"its server answered with status {response.status}")
+            raise _bad(given, f"its server answered with status {response.status}")
         return response.body
 
     async def _forget(self) -> None:
@@ -117,11 +142,17 @@ class ImageIntake:
         self._stored.clear()
 
 
-def _check_model(card: model_pb2.ModelCard, field: str) -> None:
-    if not card.takes_images:
-        message = f"the model {card.name!r} takes no images: it has no mmproj"
-        raise InvalidArgument(message, field=field, reason="IMAGES_UNSUPPORTED")
+def _check_model(card: model_pb2.ModelCard, given: GivenMedia) -> None:
+    if given.is_sound and not card.takes_audio:
+        message = f"the model {card.name!r} takes no sounds: it has no mmproj that does"
+        raise InvalidArgument(message, field=given.field, reason="AUDIO_UNSUPPORTED")
+    if not given.is_sound and not card.takes_images:
+        message = f"the model {card.name!r} takes no images: it has no mmproj that does"
+        raise InvalidArgument(message, field=given.field, reason="IMAGES_UNSUPPORTED")
 
 
-def _bad(field: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"{field}: the image cannot be used: {why}", field=field, reason="BAD_IMAGE")
+def _bad(given: GivenMedia, why: str) -> InvalidArgument:
+    what, reason = ("sound", "BAD_AUDIO") if given.is_sound else ("image", "BAD_IMAGE")
+    return InvalidArgument(
+        f"{given.field}: the {what} cannot be used: {why}", field=given.field, reason=reason
+    )

@@ -160,7 +160,8 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         speculation_error=backend.speculation_error,
         trials=backend.trials.to_message(),
         device_context=backend.device_context,
-        takes_images=backend.projector is not None,
+        takes_images=backend.projector is not None and backend.projector.takes_images,
+        takes_audio=backend.projector is not None and backend.projector.takes_audio,
         adapters=[engine.load_adapter_now(adapter) for adapter in config.adapters],
     )
     worker.send(engine_pb2.EngineReport(ready=ready))

@@ -29,6 +29,8 @@ from .state import CELL_HEADER_BYTES, StateBytes
 _FLASH_ATTENTION = {True: 1, False: 0, None: -1}
 # llama.cpp rotates what it quantizes for a cache, unless this variable says 1.
 _ABORTED = 2
+# LLAMA_ROPE_TYPE_MROPE and _IMROPE, and the numbers of a position then.
+_PLANE_ROPES, _AXES = (8, 40), 4
 _ROTATION_OFF = "LLAMA_ATTN_ROT_DISABLE"
 
 
@@ -125,6 +127,7 @@ class Context:
         self.rows = int(params.n_outputs_max)
         # No sequence uses this id, if there is one.
         self._spare = sequences
+        self._has_plane = llama.llama_model_rope_type(model) in _PLANE_ROPES
         self.spare_id = sequences if sequences < MAX_SEQUENCES else None
         self.has_memory = bool(self._memory)
         self.cells = int(llama.llama_n_ctx(self._context))
@@ -222,6 +225,8 @@ class Context:
         positions = run.offsets(first, n) + np.int32(position)
         if run.plane is not None:  # the fourth dimension is not used
             positions = np.concatenate([positions, np.zeros((1, n), np.int32)])
+        elif self._has_plane:
+            positions = np.repeat(positions, _AXES, axis=0)
         positions = np.ascontiguousarray(positions, np.int32)
         batch = self._batch.embedded(rows, seq_id=seq_id, positions=positions)
         if not run.is_whole:

@@ -1,4 +1,4 @@
-"""Encoded images: asked for by requests, encoded in a thread beside the steps, kept by their ids."""
+"""Encoded images and sounds: asked for by requests, encoded beside the steps, kept by their ids."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .projector import EncodedRun, ProjectorError
 
 
 class Encodes(Protocol):
-    """Makes embeddings of pixels; `Projector` does."""
+    """Makes embeddings of pixels and samples; `Projector` does."""
 
     @property
     def has_plane(self) -> bool: ...
 
-    def encode(self, width: int, height: int, rgb: bytes) -> Several[EncodedRun]: ...
+    def encode(self, image: engine_pb2.EngineImage) -> Several[EncodedRun]: ...
 
 
 @dataclass(slots=True, eq=False)
 class ImageSpan:
-    """A run of cells of an image in a prompt.
+    """A run of cells of an image, or a sound, in a prompt.
 
     Attributes:
         part: which of the image's runs.
@@ -168,9 +168,7 @@ class Images:
         if image.error or self._thread is None or self._encoder is None:
             self._fail(image.object, image.error or "this engine takes no images")
             return
-        self._encoding[image.object] = self._thread.submit(
-            self._encoder.encode, image.width, image.height, image.rgb
-        )
+        self._encoding[image.object] = self._thread.submit(self._encoder.encode, image)
 
     def settle(self) -> None:
         """Take what is encoded by now."""

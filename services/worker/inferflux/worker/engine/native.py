@@ -180,6 +180,7 @@ class Backend:
                     threads=self._threads,
                     flash_attention=self._main.flash_attention,
                     use_gpu=self._placement.offloads_here,
+                    is_known=self._known is not None,
                 )
             vocab.close()
             return projector

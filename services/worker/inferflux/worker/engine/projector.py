@@ -1,6 +1,6 @@
-"""A model's projector: turns the pixels of an image into what the model computes cells from.
+"""A model's projector: turns pixels of images and samples of sounds into what the model computes cells from.
 
-It never reads an image's file: the gateway has decoded it.
+It never reads a file of theirs: the gateway has decoded it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.images import FEWEST_TOKENS, MOST_TOKENS
-from inferflux.common.llama.mtmd import IMAGE, Layout, Mtmd, MtmdError
+from inferflux.common.llama.mtmd import IMAGE, TEXT, Layout, Mtmd, MtmdError, Shape
 from inferflux.common.llama.native import first_log_error
 from inferflux.common.llama.vocab import Vocab
+from inferflux.v1 import engine_pb2
 
 Embeddings = NDArray[np.float32]
 
 # Sizes that an image is tried in when the projector is loaded.
 _TRIAL_SIZES = ((64, 64), (640, 160), (160, 640), (1024, 1024), (1536, 999))
+# Seconds of sounds.
+_TRIAL_S = (2, 31)
+_SAMPLE_BYTES = 4
+# Pixtral's graph multiplies memory by zero to clear it, which leaves what is not finite as it is.
+_TRIES = 3
 _AXES = 4
 
 
@@ -62,6 +68,7 @@ class Projector:
         vocab: the model's vocabulary, loaded without the model, as gateways have it.
         width: of the model's embeddings.
         most_whole: cells that one step may compute where they look at each other.
+        is_known: whether an engine before this one has encoded something with it.
 
     Attributes:
         has_plane: whether cells have positions in several dimensions (M-RoPE).
@@ -82,6 +89,7 @@ class Projector:
         threads: int,
         flash_attention: bool,
         use_gpu: bool,
+        is_known: bool = False,
     ) -> None:
         self._width = width
         self._most_whole = most_whole
@@ -90,45 +98,81 @@ class Projector:
             self.has_plane = bool(self._mtmd.library.mtmd_decode_use_mrope(self._mtmd.context))
             counter = Mtmd(skeleton, vocab.model)
             try:
-                for size in _TRIAL_SIZES:
-                    self._try(size, counter, vocab)
+                for shape in self._trial_shapes():
+                    self._try(shape, counter, vocab)
             finally:
                 counter.close()
+            if not is_known:
+                self._try_encoding()
         except MtmdError as error:
             raise ProjectorError(str(error)) from None
 
     def close(self) -> None:
         self._mtmd.close()
 
-    def encode(self, width: int, height: int, rgb: bytes) -> Sequence[EncodedRun]:
-        """The runs of an image's cells.
+    @property
+    def takes_images(self) -> bool:
+        return self._mtmd.takes_images
+
+    @property
+    def takes_audio(self) -> bool:
+        return self._mtmd.takes_audio
+
+    def _trial_shapes(self) -> list[Shape]:
+        shapes: list[Shape] = list(_TRIAL_SIZES) if self.takes_images else []
+        if self.takes_audio:
+            shapes += [seconds * self._mtmd.sample_rate for seconds in _TRIAL_S]
+        return shapes
+
+    def _try_encoding(self) -> None:
+        """Encode one image and one sound: a file that ends the process over that ends it now.
+
+        Raises:
+            ProjectorError: it cannot.
+        """
+        if self.takes_images:
+            width, height = _TRIAL_SIZES[0]
+            rgb = bytes(3 * width * height)
+            self.encode(engine_pb2.EngineImage(width=width, height=height, rgb=rgb))
+        if self.takes_audio:
+            samples = _TRIAL_S[0] * self._mtmd.sample_rate
+            self.encode(engine_pb2.EngineImage(pcm=bytes(_SAMPLE_BYTES * samples)))
+
+    def encode(self, image: engine_pb2.EngineImage) -> Sequence[EncodedRun]:
+        """The runs of cells of an image, or of a sound.
 
         Raises:
             ProjectorError: libmtmd failed.
         """
+        shape: Shape = len(image.pcm) // _SAMPLE_BYTES or (image.width, image.height)
         try:
-            with self._mtmd.chunks([(width, height)], rgb) as chunks:
-                return [self._encoded(c) for c in chunks if self._mtmd.type_of(c) == IMAGE]
+            with self._mtmd.chunks([shape], image.pcm or image.rgb) as chunks:
+                return [self._encoded(c) for c in chunks if self._mtmd.type_of(c) != TEXT]
         except MtmdError as error:
             raise ProjectorError(str(error)) from None
 
     def _encoded(self, chunk: Any) -> EncodedRun:
-        mtmd, context = self._mtmd.library, self._mtmd.context
+        mtmd = self._mtmd.library
         n = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
-        if mtmd.mtmd_encode_chunk(context, chunk) != 0:
-            raise ProjectorError(first_log_error("libmtmd could not encode the image"))
-        address = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.c_void_p).value
-        if not address:
-            raise ProjectorError("libmtmd gave no embeddings")
-        raw = (ctypes.c_float * (n * self._width)).from_address(address)
-        embeddings: Embeddings = np.ctypeslib.as_array(raw).reshape(n, self._width).copy()
-        if not np.isfinite(embeddings).all():
+        embeddings = next(filter(_is_finite, (self._embeddings(chunk, n) for _ in range(_TRIES))), None)
+        if embeddings is None:
             raise ProjectorError("the projector gives numbers that are not finite")
         is_whole = self._is_whole(chunk)
         if is_whole and n > self._most_whole:
             raise ProjectorError(self._too_whole(n))
         n_positions = int(mtmd.mtmd_input_chunk_get_n_pos(chunk))
         return EncodedRun(embeddings, n_positions, self._plane(chunk, n), is_whole)
+
+    def _embeddings(self, chunk: Any, n: int) -> Embeddings:
+        mtmd, context = self._mtmd.library, self._mtmd.context
+        if mtmd.mtmd_encode_chunk(context, chunk) != 0:
+            raise ProjectorError(first_log_error("libmtmd could not encode it"))
+        address = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.c_void_p).value
+        if not address:
+            raise ProjectorError("libmtmd gave no embeddings")
+        raw = (ctypes.c_float * (n * self._width)).from_address(address)
+        embeddings: Embeddings = np.ctypeslib.as_array(raw).reshape(n, self._width).copy()
+        return embeddings
 
     def _is_whole(self, chunk: Any) -> bool:
         return bool(self._mtmd.library.mtmd_decode_use_non_causal(self._mtmd.context, chunk))
@@ -141,7 +185,7 @@ class Projector:
 
     def _plane(self, chunk: Any, n: int) -> NDArray[np.int32] | None:
         """See `EncodedRun`."""
-        if not self.has_plane:
+        if not self.has_plane or self._mtmd.type_of(chunk) != IMAGE:
             return None
         mtmd = self._mtmd.library
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
@@ -153,31 +197,35 @@ class Projector:
             raise ProjectorError("its cells have positions of a kind that is not served")
         return np.ascontiguousarray(np.stack([time, down, across]))
 
-    def _try(self, size: tuple[int, int], counter: Mtmd, vocab: Vocab) -> None:
-        """See that an image of this size can be served.
+    def _try(self, shape: Shape, counter: Mtmd, vocab: Vocab) -> None:
+        """See that an image or a sound of this size can be served.
 
         Raises:
             MtmdError, ProjectorError: it cannot.
         """
-        with self._mtmd.chunks([size, size]) as chunks:
+        with self._mtmd.chunks([shape, shape]) as chunks:
             pieces = [self._mtmd.piece(chunk) for chunk in chunks]
-            runs = [chunk for chunk in chunks if self._mtmd.type_of(chunk) == IMAGE]
+            runs = [chunk for chunk in chunks if self._mtmd.type_of(chunk) != TEXT]
             cells = [int(self._mtmd.library.mtmd_input_chunk_get_n_tokens(run)) for run in runs]
             for run, n in zip(runs, cells, strict=True):
                 self._plane(run, n)  # raises where it cannot be served
                 if self._is_whole(run) and n > self._most_whole:
                     raise ProjectorError(self._too_whole(n))
-        layout = self._mtmd.layout(*size)
+        layout = self._mtmd.layout(shape)
         if _joined(pieces) != _joined(layout + layout):
-            raise ProjectorError("an image's cells depend on what is before it, which is not served")
-        if counter.layout(*size) != layout:
-            raise ProjectorError("the tokens of its images cannot be counted without its weights")
+            raise ProjectorError("cells depend on what is before their image, which is not served")
+        if counter.layout(shape) != layout:
+            raise ProjectorError("its tokens cannot be counted without its weights")
         for piece in layout:
             if isinstance(piece, int) and not FEWEST_TOKENS <= piece <= MOST_TOKENS:
-                message = f"an image takes {piece} tokens; {FEWEST_TOKENS} to {MOST_TOKENS} are served"
+                message = f"a run takes {piece} tokens; {FEWEST_TOKENS} to {MOST_TOKENS} are served"
                 raise ProjectorError(message)
             if not isinstance(piece, int) and any(not 0 <= token < vocab.size for token in piece):
-                raise ProjectorError("the vocabulary lacks tokens that it puts around images")
+                raise ProjectorError("the vocabulary lacks tokens that it puts around images and sounds")
+
+
+def _is_finite(embeddings: Embeddings) -> bool:
+    return bool(np.isfinite(embeddings).all())
 
 
 def _joined(layout: Layout) -> Layout:

@@ -114,10 +114,16 @@ class ImageUrl(Body):
     detail: str | None = None
 
 
+class InputAudio(Body):
+    data: str
+    format: str
+
+
 class ChatPart(Part):
     """Of a message's content in a chat."""
 
     image_url: ImageUrl | None = None
+    input_audio: InputAudio | None = None
 
 
 class CalledFunction(Body):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
 
+from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import inference_pb2
 
 from .bodies import ChatPart, Message, Part
 from .tools import to_calls
 
-_IMAGE = "image_url"
-_TYPES = ("text", _IMAGE)
+_IMAGE, _AUDIO = "image_url", "input_audio"
+_TYPES = ("text", _IMAGE, _AUDIO)
 
 
 def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
@@ -27,7 +30,7 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
         raise missing(f"{field}.content")
     content: str | Sequence[ChatPart] = message.content or ""
     parts: list[inference_pb2.ContentPart] = []
-    if not isinstance(content, str) and any(part.type == _IMAGE for part in content):
+    if not isinstance(content, str) and any(part.type in (_IMAGE, _AUDIO) for part in content):
         parts = _parts(content, f"{field}.content")
         content = ""
     return inference_pb2.ChatMessage(
@@ -42,14 +45,17 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
 
 
 def _parts(content: Sequence[ChatPart], field: str) -> list[inference_pb2.ContentPart]:
-    """A content that has images.
+    """A content that has images or sounds.
 
     Raises:
-        InvalidArgument: a part is neither text nor image, or lacks what it is.
+        InvalidArgument: a part is of another kind, or lacks what it is.
     """
     parts: list[inference_pb2.ContentPart] = []
     for i, part in enumerate(content):
         where = f"{field}[{i}]"
+        if part.type == _AUDIO:
+            parts.append(inference_pb2.ContentPart(audio=_audio(part, where)))
+            continue
         if part.type != _IMAGE:
             parts.append(inference_pb2.ContentPart(text=text_of([part], field, types=_TYPES, first=i)))
             continue
@@ -58,6 +64,18 @@ def _parts(content: Sequence[ChatPart], field: str) -> list[inference_pb2.Conten
         image = inference_pb2.ImageInput(url=part.image_url.url, detail=part.image_url.detail or "")
         parts.append(inference_pb2.ContentPart(image=image))
     return parts
+
+
+def _audio(part: ChatPart, where: str) -> inference_pb2.AudioInput:
+    given = part.input_audio
+    if given is None:
+        raise missing(f"{where}.input_audio")
+    try:
+        data = base64.b64decode(given.data, validate=True)
+    except (binascii.Error, ValueError):
+        field = f"{where}.input_audio.data"
+        raise InvalidArgument(f"{field}: it is not base64", field=field, reason="BAD_AUDIO") from None
+    return inference_pb2.AudioInput(data=data, format=given.format)
 
 
 def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
@@ -73,6 +91,8 @@ def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
             names |= {
                 f"{part}.image.detail": f"{given}.image_url.detail",
                 f"{part}.image": f"{given}.image_url",
+                f"{part}.audio.format": f"{given}.input_audio.format",
+                f"{part}.audio": f"{given}.input_audio",
             }
     return names
 

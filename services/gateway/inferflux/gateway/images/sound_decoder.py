@@ -1,0 +1,117 @@
+"""`python -m inferflux.gateway.images.sound_decoder PARENT_PID MEMORY_BYTES CPU_S SECONDS SKELETON TOKENIZER`
+
+Decodes one sound, and counts the tokens that it becomes: libmtmd computes its spectrum for that. Its file,
+WAV or MP3, comes in on stdin. Out on stdout go the pieces that it becomes, and its samples at the rate that
+the projector wants: see `split`. As `decoder`, it is bounded, and exits with REFUSED where the sound is at
+fault.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+import sys
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.parent_death import exit_with_parent
+from inferflux.common.process_limits import bound
+from inferflux.common.sounds import MAX_SAMPLES, Samples, unpacked_sound
+from inferflux.v1 import tokenizer_pb2
+
+from .decoder import REFUSED
+
+_LENGTH = struct.Struct("<I")
+
+
+def main() -> None:
+    parent, memory_bytes, cpu_s, seconds = (int(argument) for argument in sys.argv[1:5])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    exit_with_parent(signal.SIGKILL, parent=parent)
+    bound("RLIMIT_AS", memory_bytes, memory_bytes)
+    bound("RLIMIT_CPU", cpu_s, cpu_s)
+    bound("RLIMIT_CORE", 0, 0)
+    bound("RLIMIT_FSIZE", 0, 0)
+    try:
+        made = decode(sys.stdin.buffer.read(), Path(sys.argv[5]), Path(sys.argv[6]), most_s=seconds)
+    except MemoryError:
+        refuse("it takes too much memory")
+    except ValueError as error:
+        refuse(str(error))
+    else:
+        sys.stdout.buffer.write(made)
+        sys.stdout.buffer.flush()
+
+
+def decode(data: bytes, skeleton: Path, tokenizer: Path, *, most_s: int) -> bytes:
+    """The pieces and the samples of a sound's file.
+
+    Args:
+        skeleton: of the projector. tokenizer: the model's.
+
+    Raises:
+        ValueError: another format, broken, or too long; says which.
+    """
+    # Once the bounds are set.
+    from inferflux.common.llama.mtmd import Mtmd, MtmdError
+    from inferflux.common.llama.vocab import Vocab, VocabError
+
+    if not is_wav(data) and not is_mp3(data):
+        raise ValueError("it is no WAV or MP3")
+    try:
+        mtmd = Mtmd(skeleton, Vocab.load(tokenizer).model)
+        if not mtmd.takes_audio:
+            raise ValueError("the projector takes no sounds")
+        rate = mtmd.sample_rate
+        sound = Samples(rate, mtmd.samples_of(data))
+        most = min(most_s * rate, MAX_SAMPLES)
+        if sound.count > most:
+            raise ValueError(f"it is {sound.count / rate:.1f} s long; at most {most / rate:.0f} s are taken")
+        if not sound.count:
+            raise ValueError("there are no samples in it")
+        layout = mtmd.layout(sound.count)
+    except (MtmdError, VocabError) as error:
+        raise ValueError(str(error)) from None
+    media = tokenizer_pb2.StoredMedia()
+    for piece in layout:
+        media.pieces.add(cells=piece) if isinstance(piece, int) else media.pieces.add(token_ids=piece)
+    head = media.SerializeToString()
+    return _LENGTH.pack(len(head)) + head + sound.packed()
+
+
+def split(made: bytes) -> tuple[tokenizer_pb2.StoredMedia, bytes]:
+    """(the pieces, the packed samples) that `decode` made.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(made)
+        end = _LENGTH.size + length
+        media = tokenizer_pb2.StoredMedia.FromString(made[_LENGTH.size : end])
+    except (struct.error, DecodeError):
+        raise InvalidArgument("the sound's pieces are cut off", field="data") from None
+    unpacked_sound(made[end:])
+    if not media.pieces:
+        raise InvalidArgument("the sound has no pieces", field="data")
+    return media, made[end:]
+
+
+def is_wav(data: bytes) -> bool:
+    return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
+
+
+def is_mp3(data: bytes) -> bool:
+    return data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
+
+
+def refuse(why: str) -> None:
+    sys.stderr.write(" ".join(why.split()) + "\n")
+    sys.stderr.flush()
+    sys.exit(REFUSED)
+
+
+if __name__ == "__main__":
+    main()
