@@ -247,6 +247,24 @@ async def test_a_clock_that_is_set_back_frees_nothing(limits_valkey: ServerProce
         assert await wait_of(limiter.admit([TENANT])) is None
 
 
+async def test_a_clock_that_is_set_back_keeps_no_place_of_the_dead(limits_valkey: ServerProcess) -> None:
+    async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
+        await client.flushdb()
+        clock = Clock()
+        limiter = limiter_of(client, clock)
+        await rules_in(client).set_rule(RateLimit(TENANT, {"concurrent_requests": 1}))
+        await limiter.sweep()
+        await limiter.reserve(Job("acme", "r1", "a"), [TENANT], model="model:demo", tokens=1)
+        clock.now_ms -= 3_600_000
+        assert await limiter.sweep() == 0
+        for _ in range(3):
+            assert await used_by(limiter) == {"concurrent_requests": 1}
+            clock.now_ms += LEASE_S * 1000 // 3
+            n_expired = await limiter.sweep()
+        assert n_expired == 1
+        assert await used_by(limiter) == {"concurrent_requests": 0}
+
+
 async def test_what_is_left_is_told_with_a_refusal_too(limits_valkey: ServerProcess) -> None:
     async with redis.asyncio.Redis.from_url(limits_valkey.url) as client:
         await client.flushdb()

@@ -133,6 +133,7 @@ async def test_a_change_of_a_set_that_was_changed_meanwhile_is_refused(admin: Ad
         ({"rules": {"patterns": ["(?=x)"]}}, "guardrails.rules.patterns[0]"),
         ({"rules": {"patterns": ["((x{1,500}){1,500}){1,500}"]}}, "guardrails.rules.patterns[0]"),
         ({"rules": {"patterns": ["a*"]}}, "guardrails.rules.patterns[0]"),
+        ({"rules": {"patterns": [".{0,999}z"] * 7, "guards_stream": True}}, "guardrails.rules.patterns"),
         ({"rules": {"blocked": [{"text": "\u200b"}]}}, "guardrails.rules.blocked[0].text"),
         ({"rules": {"max_tokens": 2, "stream_window": 2000}}, "guardrails.rules.stream_window"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,6 +98,25 @@ async def broken(prompts: PromptGuard, request: policy_pb2.ReserveRequest) -> st
     except PermissionDenied as error:
         return error.headers.get(GUARDRAIL, "")
     return ""
+
+
+@pytest.mark.parametrize(
+    ("patterns", "text", "is_beside"),
+    [
+        ([r"\b\d{3}-\d{2}-\d{4}\b"], "a" * 2_000, False),
+        ([r"\b\d{3}-\d{2}-\d{4}\b"], "a" * 8_001, True),
+        ([".{0,999}z"], "a" * 2_000, True),
+    ],
+)
+async def test_what_takes_long_is_looked_at_beside_the_event_loop(
+    store: Store, prompts: PromptGuard, patterns: list[str], text: str, is_beside: bool
+) -> None:
+    store.write("acme", patterns=patterns)
+    assert not await broken(prompts, asked("compiled now"))
+    check = asyncio.create_task(broken(prompts, asked(text)))
+    await asyncio.sleep(0)  # it runs as far as it goes without waiting for anything
+    assert check.done() is not is_beside
+    assert not await check
 
 
 async def test_sets_hold_for_their_tenants_and_models_alone(store: Store, prompts: PromptGuard) -> None:

@@ -83,6 +83,8 @@ class CompiledRules:
         self.rules = rules
         self.name = name
         self.patterns = [_compiled(text, f"{field}.patterns[{i}]") for i, text in enumerate(rules.patterns)]
+        self.n_steps = sum(pattern.programsize for pattern in self.patterns)
+        """Of all patterns, as RE2 compiles them. Each character takes as many at the most."""
         self._reader = Reader(rules.look_alikes, ignores_accents=rules.ignores_accents)
         words = _words(rules, self._reader)
         self.size = sum(map(len, words)) + sum(map(len, rules.patterns))

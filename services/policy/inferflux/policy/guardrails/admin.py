@@ -11,6 +11,7 @@ from inferflux.common.checks import MAX_TOKENS, check_model_name, check_range
 from inferflux.common.errors import InvalidArgument, NotFound
 from inferflux.common.guardrails.compiled import CompiledRules, Finding
 from inferflux.common.guardrails.rules import RuleSet, parse_rules
+from inferflux.common.guardrails.stream import BLOCK
 from inferflux.policy import keys
 from inferflux.policy.admission import Holder
 from inferflux.policy.pages import check_page_size, page_after
@@ -19,6 +20,10 @@ from inferflux.v1 import guardrails_pb2
 from .prompts import PromptGuard
 from .sets import GuardrailSets
 from .store import GuardrailStore, Index, Name, Rules, Summary, Versions
+
+# Steps of a set's patterns times characters in which they are searched for, every `BLOCK` characters of an
+# answer: some 10 ms of a gateway's event loop at the most.
+MAX_STREAM_STEPS = 8_000_000
 
 log = logs.get()
 
@@ -189,7 +194,13 @@ def checked(message: Rules, field: str = "guardrails.rules") -> RuleSet:
         InvalidArgument: they cannot be used.
     """
     rules = parse_rules(message, field)
-    CompiledRules(rules, field=field)
+    n_steps = CompiledRules(rules, field=field).n_steps * (rules.window + BLOCK)
+    if rules.guards_stream and n_steps > MAX_STREAM_STEPS:
+        what = (
+            f"these patterns are too slow to hold answers to: {n_steps} steps for each {BLOCK} characters, "
+            f"of at most {MAX_STREAM_STEPS}: count less far, as `.{{0,99}}`, or make stream_window smaller"
+        )
+        raise InvalidArgument(what, field=f"{field}.patterns")
     return rules
 
 

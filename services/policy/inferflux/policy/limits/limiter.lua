@@ -352,12 +352,13 @@ function operations.settle(given)
 end
 
 -- {lease_ms, remember_s}: gives back what was not renewed, but for what is known to be used. Time in which
--- gateways could not renew is no time.
+-- gateways could not renew is no time. After a clock was set back, all leases begin anew: their ends are of the
+-- time before, and would come only when it has caught up.
 function operations.sweep(given)
   local leases, swept = prefix .. 'leases', prefix .. 'swept'
   local last = tonumber(redis.call('GET', swept) or nil)
   redis.call('SET', swept, string.format('%d', now))
-  if not last or now - last > given.lease_ms / 2 then
+  if not last or now < last or now - last > given.lease_ms / 2 then
     for _, job in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
       redis.call('ZADD', leases, now + given.lease_ms, job)
     end
