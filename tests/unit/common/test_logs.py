@@ -51,6 +51,19 @@ def test_a_console_line_reads_as_a_sentence(capsys: pytest.CaptureFixture[str]) 
     assert "seconds=1.5" in line
 
 
+@pytest.mark.parametrize("fmt", ["json", "console"])
+def test_a_key_that_came_where_none_belongs_is_in_no_line(
+    capsys: pytest.CaptureFixture[str], fmt: str
+) -> None:
+    key = f"ifx_{'Qa_-9' * 9}"[:47]
+    logs.configure("gateway", "debug", fmt)
+    logs.get().debug(f"no path /v1/{key}", message=f"there is no model {key!r}", fields=[{"model": key}])
+    logging.getLogger("some.library").warning("refused %s", key)
+    said = capsys.readouterr().err
+    assert key not in said
+    assert said.count("ifx_...") == 4
+
+
 def test_libraries_log_from_warning_up_in_the_same_format(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("worker", "debug", "json")
     logging.getLogger("some.library").info("chatter")

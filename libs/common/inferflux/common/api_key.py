@@ -12,3 +12,8 @@ _SECRET = re.compile(r"ifx_[A-Za-z0-9_-]{43}")
 def is_well_formed(credential: str) -> bool:
     """Whether `credential` could be an API key at all."""
     return _SECRET.fullmatch(credential) is not None
+
+
+def without_secrets(text: str) -> str:
+    """A text with nothing that could be an API key: some callers send one where a model or a path belongs."""
+    return _SECRET.sub(f"{PREFIX}...", text) if PREFIX in text else text

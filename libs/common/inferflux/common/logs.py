@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
+from .api_key import without_secrets
+
 
 @contextlib.contextmanager
 def _hidden(package: str) -> Iterator[None]:
@@ -76,6 +78,7 @@ def configure(service: str, level: str = "info", fmt: str = "console") -> None:
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=40
             )
         ]
+    ending.append(_hide_secrets)
     structlog.configure(
         processors=[*shared, *ending],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -102,6 +105,10 @@ def _add_service(service: str) -> structlog.typing.Processor:
         return event
 
     return add
+
+
+def _hide_secrets(_logger: Any, _method: str, line: Any) -> str:
+    return without_secrets(line)
 
 
 def _adopt_library_logs(
