@@ -18,7 +18,7 @@ from harness.audit import AUDIT_KEY
 from harness.gateway import Backend, Client, GatewayProcess, StartGateway, until
 from harness.http_client import HttpClient
 
-from inferflux.common import errors, grpc_client
+from inferflux.common import errors, grpc_client, grpc_metadata
 from inferflux.common.audit.chain import AuditKeys, read_head
 from inferflux.common.audit.files import HEAD_FILE, chains_of, files_of
 from inferflux.common.audit.verify import Verdict, verify
@@ -101,6 +101,7 @@ async def test_a_request_that_is_refused_has_its_line(
     assert line["reason"] == reason
     assert line["method"] == "Generate"
     assert bool(line["key_id"]) == bool(line["tenant"]) == (given is None)
+    assert line["client"] == "127.0.0.1"
 
 
 async def test_calls_that_generate_nothing_have_lines_too(
@@ -111,10 +112,13 @@ async def test_calls_that_generate_nothing_have_lines_too(
     line = await line_of(gateway, "listed-1")
     assert (line["method"], line["decision"], line["outcome"]) == ("ListModels", "allowed", "done")
     metadata = grpc_client.outgoing(api_key=key, request_id="denied-1")
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
         await gateway.admin.GetFairness(admin_pb2.GetFairnessRequest(), metadata=metadata)
     line = await line_of(gateway, "denied-1")
-    assert (line["reason"], line["tenant"]) == ("MISSING_SCOPE", "")
+    assert (line["reason"], line["tenant"]) == ("MISSING_SCOPE", "acme")
+    assert line["key_id"].startswith("key_")
+    told = {name for name, _ in caught.value.trailing_metadata() or ()}
+    assert not {grpc_metadata.TENANT, grpc_metadata.KEY_ID} & told
 
 
 async def test_calls_over_http_have_lines_too(http: HttpClient, gateway: GatewayProcess) -> None:
@@ -129,7 +133,8 @@ async def test_calls_over_http_have_lines_too(http: HttpClient, gateway: Gateway
         "/v1/completions", {"model": "demo"}, **{"x-request-id": "http-stranger"}
     )
     assert answer.status == 401
-    assert (await line_of(gateway, "http-stranger"))["reason"] == "UNKNOWN_API_KEY"
+    line = await line_of(gateway, "http-stranger")
+    assert (line["reason"], line["client"]) == ("UNKNOWN_API_KEY", "127.0.0.1")
 
 
 async def test_the_trail_does_not_depend_on_the_level_of_the_log_and_has_raw_texts_if_that_is_set(

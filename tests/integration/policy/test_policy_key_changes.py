@@ -12,6 +12,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 from harness.policy import bearer, refusal, until
 
+from inferflux.common import grpc_metadata
 from inferflux.common.errors import InvalidArgument, from_rpc
 from inferflux.policy import keys
 from inferflux.v1 import policy_pb2
@@ -200,7 +201,9 @@ async def test_a_key_expires(running: Running) -> None:
         try:
             await running.policy.admit(made.secret)
         except grpc.aio.AioRpcError as error:
-            return (error.code().name, from_rpc(error).reason) == ("UNAUTHENTICATED", "API_KEY_EXPIRED")
+            refused = from_rpc(error)
+            assert refused.headers[grpc_metadata.KEY_ID] == made.api_key.key_id
+            return (error.code().name, refused.reason) == ("UNAUTHENTICATED", "API_KEY_EXPIRED")
         return False
 
     await until(has_expired)

@@ -12,7 +12,7 @@ from harness.audit import lines_in
 from harness.certificates import Certificates
 from harness.policy import SERVICE_KEY, AsService, bearer, refusal
 
-from inferflux.common import grpc_client
+from inferflux.common import grpc_client, grpc_metadata
 from inferflux.common.errors import Internal, InvalidArgument, from_rpc, from_status
 from inferflux.common.policy_methods import FOR_SERVICES
 from inferflux.common.tls import ClientTls
@@ -82,7 +82,29 @@ async def test_each_of_many_calls_gets_the_answer_that_it_would_get_alone(runnin
         alone = from_rpc(await refusal(running.policy.stub.Admit(call, timeout=10)))
         together = from_status(answer.refused)
         assert (type(together), str(together), together.reason) == (type(alone), str(alone), alone.reason)
+        assert together.headers == alone.headers
     assert [answer.WhichOneof("answer") for answer in many.answers] == ["admitted"] + ["refused"] * 4
+
+
+async def test_a_refusal_says_whose_key_it_was_to_the_service_that_asks(running: Running) -> None:
+    made = [await running.policy.create_key(running.admin, tenant=f"named-{i}") for i in range(2)]
+    for i in range(2):
+        await running.policy.limit(running.admin, f"tenant:named-{i}", requests_per_minute=1)
+    calls = [
+        policy_pb2.AdmitRequest(credential=key.secret, scope=scope, request_id="r", is_counted=True)
+        for key in made
+        for scope in ("inference", "inference", "admin")
+    ]
+    many = await running.policy.stub.AdmitMany(policy_pb2.AdmitManyRequest(requests=calls), timeout=10)
+    refused = [from_status(answer.refused) for answer in many.answers if answer.HasField("refused")]
+    assert [
+        (each.reason, each.headers[grpc_metadata.KEY_ID], each.headers[grpc_metadata.TENANT])
+        for each in refused
+    ] == [
+        (reason, key.api_key.key_id, key.api_key.tenant)
+        for key in made
+        for reason in ("RATE_LIMITED", "MISSING_SCOPE")
+    ]
 
 
 async def test_a_defect_at_one_of_many_calls_ends_that_one_alone(running: Running) -> None:

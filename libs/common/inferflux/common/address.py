@@ -1,6 +1,8 @@
-"""Addresses as people write them in settings: host:port."""
+"""Addresses as people write them in settings, host:port, and as gRPC says them."""
 
 from __future__ import annotations
+
+from urllib.parse import unquote
 
 from inferflux.common.errors import InvalidArgument
 
@@ -21,3 +23,15 @@ def split(address: str, variable: str) -> tuple[str, int]:
     if not is_address(address):
         raise InvalidArgument(f"{variable}: {address!r} is not host:port", field=variable)
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104
+
+
+def host_of_peer(peer: str) -> str:
+    """The address of who calls over gRPC; "" for one without, as of a Unix socket.
+
+    Args:
+        peer: as gRPC says it: `ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`.
+    """
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    return unquote(rest).rpartition(":")[0].strip("[]")

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from inferflux.common import grpc_metadata
 from inferflux.common.audit.entry import CallRecord
-from inferflux.common.errors import Unauthenticated
+from inferflux.common.errors import InferFluxError, Unauthenticated
 from inferflux.common.tracing.context import valid
 
+# Of an address that a trusted proxy has written.
+_MOST_OF_AN_ADDRESS = 64
 # Further away than this is no deadline.
 _LONGEST_DEADLINE_S = 10 * 365 * 86400.0
 
@@ -70,14 +72,39 @@ class CallContext:
         return self.credential
 
 
+def unread_context(client: str) -> CallContext:
+    """The context of a call that came now, before anything is read that came with it.
+
+    Args:
+        client: the address of who calls, for the audit line; "" where it has none.
+    """
+    about: dict[str, object] = {"client": client[:_MOST_OF_AN_ADDRESS]} if client else {}
+    return CallContext(request_id="", record=CallRecord(about=about))
+
+
+def note_holder(record: CallRecord, refusal: InferFluxError) -> None:
+    """Have the audit line of a refused call say whose credential it had, where policy has said so. The caller
+    is not told.
+    """
+    told = dict(refusal.headers)
+    record.tenant = told.pop(grpc_metadata.TENANT, record.tenant)
+    record.key_id = told.pop(grpc_metadata.KEY_ID, record.key_id)
+    refusal.headers = told
+
+
 def call_context(
-    metadata: grpc_metadata.Metadata | None, *, remaining_s: float | None, certificate: str = ""
+    metadata: grpc_metadata.Metadata | None,
+    *,
+    remaining_s: float | None,
+    certificate: str = "",
+    record: CallRecord | None = None,
 ) -> CallContext:
     """The context of a call that came now, from its gRPC metadata or HTTP headers, with lower-case names.
 
     Args:
         remaining_s: how long the client waits; None: for ever.
         certificate: the common name of what it has shown.
+        record: of the call's audit line; None: a new one.
 
     Raises:
         InvalidArgument: the request id holds other characters than A-Z a-z 0-9 _ -, or more than 64.
@@ -94,6 +121,7 @@ def call_context(
         traceparent=valid(grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT)),
         deadline_unix_ms=_deadline_unix_ms(remaining_s),
         started_at=time.monotonic(),
+        record=record or CallRecord(),
     )
 
 

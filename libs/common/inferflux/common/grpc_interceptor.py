@@ -25,9 +25,10 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from inferflux.common import grpc_metadata, logs, metrics, wire
+from inferflux.common.address import host_of_peer
 from inferflux.common.audit.calls import write_call
 from inferflux.common.audit.writer import NO_AUDIT, AuditTrail
-from inferflux.common.calls import CallContext, call_context
+from inferflux.common.calls import CallContext, call_context, unread_context
 from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted, to_status
 from inferflux.common.grpc_options import MAX_RECEIVE_BYTES
 from inferflux.common.grpc_receiving import Receiving
@@ -321,7 +322,7 @@ class _Call:
         self._context = context
         self._metadata = metadata
         self._trail = trail
-        self._called = CallContext(request_id="")
+        self._called = unread_context(host_of_peer(context.peer()))
 
     async def __aenter__(self) -> Self:
         logs.clear_request()
@@ -330,6 +331,7 @@ class _Call:
                 self._metadata,
                 remaining_s=self._context.time_remaining(),
                 certificate=certificate_name(self._context.auth_context()),
+                record=self._called.record,
             )
         except InvalidArgument as error:
             await self._abort(error)

@@ -19,6 +19,9 @@ PRIORITY = "x-inferflux-priority"
 GUARDRAIL = "x-inferflux-guardrail"
 # Of a refusal: the decision backend that refused, and its reason.
 DECISION = "x-inferflux-decision"
+# Of a refusal by policy: whose credential it was. Gateways put it into their audit lines, and tell no caller.
+TENANT = "x-inferflux-tenant"
+KEY_ID = "x-inferflux-key-id"
 
 Metadata = Iterable[tuple[str, str | bytes]]
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from inferflux.common import grpc_metadata
-from inferflux.common.calls import CallContext
+from inferflux.common.calls import CallContext, note_holder
 from inferflux.common.credentials import could_be_credential
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
@@ -85,8 +85,10 @@ class Admission:
         async with self._gate.place(is_preferred=key in self._admitted):
             try:
                 answer = await self._calls.admit(ask)
-            except Unauthenticated:
-                self._admitted.pop(key, None)
+            except InferFluxError as refusal:
+                note_holder(context.record, refusal)
+                if isinstance(refusal, Unauthenticated):
+                    self._admitted.pop(key, None)
                 raise
         self._remember(key)
         if answer.subject:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from inferflux.common import logs
+from inferflux.common import grpc_metadata, logs
 from inferflux.common.api_key import is_well_formed
 from inferflux.common.audit.calls import ALLOWED, CHANGE
 from inferflux.common.audit.policy_changes import asked, became
-from inferflux.common.calls import CallContext
+from inferflux.common.calls import CallContext, note_holder
 from inferflux.common.checks import MAX_TOKENS, check_count, check_model_name, check_range
 from inferflux.common.errors import InferFluxError, Unavailable, to_status
 from inferflux.common.grpc_interceptor import (
@@ -127,7 +129,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             method = parse_method(request.method)
             holder, guardrails = await self._admit_with_guardrails(request.credential, scope, method)
             key, decisions = holder.key, self._parts.decisions
-            counted = await self._count(holder) if request.is_counted else NOT_COUNTED
+            with _naming(key):
+                counted = await self._count(holder) if request.is_counted else NOT_COUNTED
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
         access = holder.access
         return policy_pb2.AdmitResponse(
@@ -399,18 +402,23 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         if scope == SERVICE:
             self._parts.service_keys.check(context.service_key, certificate=context.certificate)
             return Service()
-        holder = await self._admit(context.require_credential(), Scope(scope), context.method)
+        try:
+            holder = await self._admit(context.require_credential(), Scope(scope), context.method)
+        except InferFluxError as refusal:
+            note_holder(context.record, refusal)
+            raise
         context.record.about |= holder.identity
         return holder
 
     async def _admit(self, credential: str, scope: Scope, method: str) -> Holder:
         """Find out who calls, and decide."""
         holder = await self._identify(credential)
-        if self._parts.decisions is None:
-            authorize(holder, scope)
-        else:
-            facts = facts_of_call(holder, scope, method)
-            await self._parts.decisions.admit(facts, partial(authorize, holder, scope))
+        with _naming(holder.key):
+            if self._parts.decisions is None:
+                authorize(holder, scope)
+            else:
+                facts = facts_of_call(holder, scope, method)
+                await self._parts.decisions.admit(facts, partial(authorize, holder, scope))
         if not holder.identity:
             self._parts.last_used.note(holder.key_id)
         return holder
@@ -423,7 +431,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         could_be = is_well_formed(credential)
         key = await self._parts.keys.find(keys.digest_of(credential)) if could_be else None
         roles = await self._roles(key) if key is not None else ()
-        return identify(credential, key, roles=roles, now_unix_ms=int(self._clock() * 1000))
+        with _naming(key):
+            return identify(credential, key, roles=roles, now_unix_ms=int(self._clock() * 1000))
 
     async def _roles(self, key: ApiKeyRecord) -> Sequence[Role]:
         """Those of its roles that there are."""
@@ -433,6 +442,20 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         """Count a request of the key and its tenant."""
         subjects = [key_subject(holder.key_id), tenant_subject(holder.tenant)]
         return await self._parts.limiter.admit(subjects)
+
+
+@contextmanager
+def _naming(key: ApiKeyRecord | None) -> Iterator[None]:
+    """Have refusals say whose credential it was, for the audit line of who asks policy."""
+    try:
+        yield
+    except InferFluxError as error:
+        if key is None:
+            raise
+        refusal = copy(error)  # several calls may end with one
+        named = {grpc_metadata.TENANT: key.tenant, grpc_metadata.KEY_ID: key.key_id}
+        refusal.headers = {**error.headers, **named}
+        raise refusal from None
 
 
 def _asked(request: Message) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ class CallRecord:
     """Filled while the call is served.
 
     Attributes:
-        tenant: of the caller; "" before it is admitted, as is the next.
+        tenant: of the caller; "" before it is known whose credential it has, as is the next.
         key_id: of the caller.
         about: more fields of the line.
         is_change: whether it changes something of the whole, or would have.

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import to_json as _encode
 from starlette.types import Receive, Scope, Send
 
-from inferflux.common.calls import CallContext, call_context
+from inferflux.common.calls import CallContext, call_context, unread_context
 from inferflux.common.errors import InferFluxError, to_http
 from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
 
@@ -28,10 +28,17 @@ def to_json(value: object) -> bytes:
     return _encode(value)
 
 
+def client_of(scope: Scope) -> str:
+    """The client's address, as the connection or a trusted proxy says it; "" where there is none."""
+    client: tuple[str, int] | None = scope.get("client")
+    return client[0] if client else ""
+
+
 class Exchange:
     """A call and its answer.
 
     Attributes:
+        client: the client's address; "" where it has none.
         context: set by `begin`.
         headers: sent with the answer's status, whatever that is.
         failure: the last bytes of a stream that fails.
@@ -49,14 +56,16 @@ class Exchange:
         self.failure: Callable[[InferFluxError], bytes] = lambda _: b""
         self._given = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         self._transport: asyncio.Transport | None = scope.get("inferflux.transport")
-        self._client: tuple[str, int] | None = scope.get("client")
+        self.client = client_of(scope)
+        self.owner = ("connection", str(scope.get("client")))
+        """A stranger, by its address."""
         self._receive = receive
         self._send = send
         self._send_limit_s = send_limit_s
         self._is_sending = False
         self._is_gone = False
         self._is_watching = False
-        self.context = CallContext(request_id="")
+        self.context = unread_context(self.client)
 
     def begin(self) -> CallContext:
         """Read what came beside the body.
@@ -64,19 +73,9 @@ class Exchange:
         Raises:
             InvalidArgument: the request id cannot be used.
         """
-        self.context = call_context(self._given, remaining_s=None)
+        self.context = call_context(self._given, remaining_s=None, record=self.context.record)
         self.headers[REQUEST_ID] = self.context.request_id
         return self.context
-
-    @property
-    def client(self) -> str:
-        """The client's address, as the connection or a trusted proxy says it."""
-        return self._client[0] if self._client else ""
-
-    @property
-    def owner(self) -> tuple[str, str]:
-        """A stranger, by its address."""
-        return ("connection", str(self._client))
 
     async def body(self, limit_bytes: int) -> bytes:
         """The whole body, which is JSON.

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from inferflux.common import logs, metrics
 from inferflux.common.audit.calls import write_call
 from inferflux.common.audit.entry import CallRecord
-from inferflux.common.calls import CallContext, call_context
+from inferflux.common.calls import CallContext, call_context, unread_context
 from inferflux.common.errors import (
     Cancelled,
     InferFluxError,
@@ -35,7 +35,7 @@ from inferflux.gateway.off_loop import off_loop_if_large
 from .answering import Answering, of_choice_context
 from .endpoint import Edge
 from .errors import in_words_of
-from .exchange import to_json
+from .exchange import client_of, to_json
 from .generate import read
 from .json_size import check_json_size
 from .openai import generate
@@ -95,11 +95,12 @@ class WebSocketEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         logs.clear_request()
         socket = _Socket(receive, send, send_limit_s=self._edge.send_limit_s)
-        context = CallContext(request_id="")
+        context = unread_context(client_of(scope))
         try:
             await receive()  # the handshake
             try:
-                context = replace(call_context(_headers(scope), remaining_s=None), method=_METHOD)
+                read = call_context(_headers(scope), remaining_s=None, record=context.record)
+                context = replace(read, method=_METHOD)
                 caller = await self._edge.admit("inference", context)
                 with self._sockets.place(caller.tenant):
                     await socket.accept(scope, context)

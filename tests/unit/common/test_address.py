@@ -1,0 +1,21 @@
+"""Addresses, as settings and gRPC have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferflux.common.address import host_of_peer
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [
+        ("ipv4:192.0.2.7:41234", "192.0.2.7"),
+        ("ipv6:%5B2001:db8::1%5D:5000", "2001:db8::1"),
+        ("ipv6:[::1]:5000", "::1"),
+        ("unix:/run/gateway.sock", ""),
+        ("", ""),
+    ],
+)
+def test_who_calls_over_grpc_has_an_address_without_its_port(peer: str, host: str) -> None:
+    assert host_of_peer(peer) == host
