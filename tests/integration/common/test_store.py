@@ -32,6 +32,8 @@ async def test_a_store_that_is_away_is_unavailable_soon_and_comes_back_by_itself
     with pytest.raises(Unavailable) as caught, store.store_errors():
         await client.get("key")
     assert caught.value.reason == "STORE_UNAVAILABLE"
+    assert str(private_valkey.port) in caught.value.in_full
+    assert str(private_valkey.port) not in caught.value.message
     assert time.monotonic() - started < 2
     private_valkey.start()
     private_valkey.wait_ready()

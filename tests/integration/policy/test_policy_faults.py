@@ -41,6 +41,9 @@ async def assert_refused_in_time(policy: PolicyProcess, secret: str) -> None:
     raised = from_rpc(error)
     assert isinstance(raised, Unavailable)
     assert raised.retry_delay_s
+    # Where the store is, and as whom policy calls it, is for the log.
+    assert raised.message.startswith(("the policy store does not answer", "the policy store did not answer"))
+    assert "127.0.0.1" not in raised.message
 
 
 async def test_without_redis_every_call_is_refused_within_a_second_and_readiness_says_so(
@@ -55,6 +58,7 @@ async def test_without_redis_every_call_is_refused_within_a_second_and_readiness
     for _ in range(3):
         await assert_refused_in_time(policy, secret)
     await policy.wait_without_store()
+    assert any(str(private_valkey.port) in line.get("why", "") for line in policy.log_lines())
     assert (await policy.readiness())["ready"] is False
     assert await health(policy) == NOT_SERVING
 

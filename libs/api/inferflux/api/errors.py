@@ -56,6 +56,13 @@ class InferFluxError(Exception):
         self.retry_delay_s = retry_delay_s
         # What else the caller is told, as trailing metadata or HTTP headers: names are in lower case.
         self.headers: Mapping[str, str] = {}
+        # What operators are told beside the message, in logs: it has addresses, paths and names of users.
+        self.detail = ""
+
+    @property
+    def in_full(self) -> str:
+        """For logs: the message with the detail that callers do not get."""
+        return f"{self.message}: {self.detail}" if self.detail else self.message
 
 
 class InvalidArgument(InferFluxError):
@@ -119,8 +126,11 @@ class Unavailable(InferFluxError):
     default_reason = "UNAVAILABLE"
     http_status = 503
 
-    def __init__(self, message: str, *, reason: str = "", retry_delay_s: float | None = 1.0) -> None:
+    def __init__(
+        self, message: str, *, reason: str = "", retry_delay_s: float | None = 1.0, detail: str = ""
+    ) -> None:
         super().__init__(message, reason=reason, retry_delay_s=retry_delay_s)
+        self.detail = detail
 
 
 class DeadlineExceeded(InferFluxError):

@@ -374,7 +374,7 @@ class _Call:
         self._end(code, error)
         if code != "INTERNAL":
             log.debug(
-                "refused an RPC", rpc=self.method, code=code, reason=error.reason, message=error.message
+                "refused an RPC", rpc=self.method, code=code, reason=error.reason, message=error.in_full
             )
         if self._called.request_id:
             mine = ((grpc_metadata.REQUEST_ID, self._called.request_id), *error.headers.items())

@@ -70,7 +70,7 @@ async def _supervise(main: Callable[[Shutdown], Awaitable[None]], drain_limit_s:
     try:
         await task
     except InferFluxError as error:
-        print(f"{service}: {error.message}", file=sys.stderr)  # noqa: T201
+        print(f"{service}: {error.in_full}", file=sys.stderr)  # noqa: T201
         return _BAD_SETTING if _is_about_a_variable(error) else 1
     except asyncio.CancelledError:
         log.error("did not drain in time", limit_s=drain_limit_s)

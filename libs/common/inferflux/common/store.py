@@ -166,4 +166,4 @@ def store_errors() -> Iterator[None]:
 
 
 def _away(error: Exception) -> Unavailable:
-    return Unavailable(f"the policy store does not answer: {error}", reason="STORE_UNAVAILABLE")
+    return Unavailable("the policy store does not answer", reason="STORE_UNAVAILABLE", detail=str(error))

@@ -179,7 +179,7 @@ async def _sweep(limiter: Limiter, metrics: PolicyMetrics, shutdown: Shutdown, *
         try:
             expired = await limiter.sweep()
         except Unavailable as error:
-            log.debug("leases are not looked after", why=error.message)
+            log.debug("leases are not looked after", why=error.in_full)
             continue
         if expired:
             metrics.expired.inc(expired)
@@ -224,7 +224,7 @@ class StoreWatch:
                 await self._bootstrap.ensure()
                 self._note(is_up=True)
             except Unavailable as error:
-                self._note(is_up=False, why=error.message)
+                self._note(is_up=False, why=error.in_full)
             is_ending = await is_set_within(shutdown.requested, interval_s)
 
     def _note(self, *, is_up: bool, why: str = "") -> None:

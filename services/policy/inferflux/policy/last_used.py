@@ -43,7 +43,7 @@ class LastUsed:
             await self._store.note_used(noted)
         except Unavailable as error:
             self._noted = noted | self._noted
-            log.debug("the last use of keys was not written", why=error.message)
+            log.debug("the last use of keys was not written", why=error.in_full)
             return
         now = self._clock()
         self._written = {key: at for key, at in self._written.items() if now - at < EVERY_S}

@@ -273,7 +273,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         try:
             await self._parts.limit_admin.forget(key_subject(revoked.key_id))
         except Unavailable as error:  # the key is gone, which is what was asked for
-            log.warning("limits of a revoked key stay", key_id=revoked.key_id, why=error.message)
+            log.warning("limits of a revoked key stay", key_id=revoked.key_id, why=error.in_full)
         return _changed(policy_pb2.RevokeApiKeyResponse(), before=revoked.version)
 
     async def ListRoles(

@@ -110,13 +110,18 @@ class FileTable:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.to_thread(work)
         except TimeoutError:
-            message = f"{self._path} could not be used within {self._timeout_s:g} s"
-            raise Unavailable(message, reason="STORE_TIMEOUT") from None
+            message = f"the policy file could not be used within {self._timeout_s:g} s"
+            raise Unavailable(message, reason="STORE_TIMEOUT", detail=str(self._path)) from None
         except (WrongPassphrase, Damaged) as error:
-            message = f"{self._path} cannot be used: {error}"
-            raise Unavailable(message, reason="STORE_UNREADABLE") from None
+            detail = f"{self._path}: {error}"
+            raise Unavailable(
+                "the policy file cannot be used", reason="STORE_UNREADABLE", detail=detail
+            ) from None
         except OSError as error:
-            raise Unavailable(f"cannot use {self._path}: {error}", reason="STORE_UNAVAILABLE") from None
+            detail = f"{self._path}: {error}"
+            raise Unavailable(
+                "the policy file cannot be used", reason="STORE_UNAVAILABLE", detail=detail
+            ) from None
 
     def _open(self) -> None:
         with self._working, self._locked():
@@ -206,8 +211,8 @@ class FileTable:
         try:
             while not _try_lock(lock):
                 if time.monotonic() > deadline:
-                    message = f"another process changes {self._path} for more than {self._timeout_s:g} s"
-                    raise Unavailable(message, reason="STORE_TIMEOUT")
+                    message = f"another process changes the policy file for more than {self._timeout_s:g} s"
+                    raise Unavailable(message, reason="STORE_TIMEOUT", detail=str(path))
                 time.sleep(_LOCK_RETRY_S)
             yield
         finally:

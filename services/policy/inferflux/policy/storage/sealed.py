@@ -53,7 +53,7 @@ class SealedTable:
         except (WrongPassphrase, Damaged) as error:
             raise InvalidArgument(f"{PASSPHRASE}: {self._name}: {error}", field=PASSPHRASE) from None
         except Unavailable as error:
-            log.warning("the policy storage was not checked at the start", why=error.message)
+            log.warning("the policy storage was not checked at the start", why=error.in_full)
 
     async def changes(self, since: int) -> Changes:
         try:
@@ -145,7 +145,7 @@ class SealedTable:
         return fresh
 
     def _unusable(self, error: Exception) -> Unavailable:
-        return Unavailable(f"{self._name} cannot be used: {error}", reason="STORE_UNREADABLE")
+        return Unavailable(f"{self._name} cannot be used", reason="STORE_UNREADABLE", detail=str(error))
 
 
 def _encrypted(rows: Edits, seal: Seal | None) -> Edits:

@@ -90,7 +90,7 @@ class SqlTable:
         try:
             await self.changes(0)
         except Unavailable as error:
-            log.warning("the policy storage does not answer", why=error.message)
+            log.warning("the policy storage does not answer", why=error.in_full)
 
     async def changes(self, since: int) -> Changes:
         async with self._reading() as connection:
@@ -261,7 +261,7 @@ def _refusing() -> Iterator[None]:
 
 def _away(error: Exception) -> Unavailable:
     why = error.orig if isinstance(error, DBAPIError) else error
-    return Unavailable(f"the policy database does not answer: {why}", reason="STORE_UNAVAILABLE")
+    return Unavailable("the policy database does not answer", reason="STORE_UNAVAILABLE", detail=str(why))
 
 
 def _escaped(name: str) -> str:

@@ -65,7 +65,7 @@ class TableKeys:
         try:
             await self._last_used.forget(key_id)
         except Unavailable as error:  # the key is gone, which is what was asked for
-            log.warning("when a revoked key was last used stays", key_id=key_id, why=error.message)
+            log.warning("when a revoked key was last used stays", key_id=key_id, why=error.in_full)
         return True
 
     async def note_used(self, used_unix_ms: Mapping[str, int]) -> None:
