@@ -85,6 +85,11 @@ async def test_models_lists_the_demo_model(env: dict[str, str], stack: Stack) ->
     listed = json.loads((await run("models", "--json", env=env)).stdout)
     assert [model["card"]["name"] for model in listed] == [stack.model_name]
     assert listed[0]["workers"] == 1
+    shown = await run("models", "show", stack.model_name, env=env)
+    assert "constraints, speculation" in shown.stdout
+    said = json.loads((await run("models", "show", stack.model_name, "--json", env=env)).stdout)
+    assert Path(said["places"][0]["path"]).name == "inferflux-demo.gguf"
+    assert (await run("models", "show", "none", env=env)).returncode != 0
 
 
 async def test_status_shows_every_service_and_the_worker(env: dict[str, str]) -> None:

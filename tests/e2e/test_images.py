@@ -1,4 +1,4 @@
-"""Images through the whole stack: the demo model with a projector of random weights. Answers mean nothing."""
+"""Images and sounds through the whole stack: a projector of random weights, so answers mean nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from harness.children import ENGINE, child_of
 from harness.client import MODEL, Answer, Client
 from harness.http_client import HttpClient, openai_client
-from harness.projectors import IMAGE_TOKENS, picture, tiny_projector
+from harness.projectors import AUDIO_TOKENS, IMAGE_TOKENS, mixed_projector, picture, tone
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.v1 import generation_pb2, inference_pb2
@@ -27,7 +27,7 @@ _GREEDY = generation_pb2.SamplingParams(temperature=0.0)
 @pytest.fixture(scope="module")
 async def stack(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     mmproj = tmp_path_factory.mktemp("projector") / "mmproj.gguf"
-    mmproj.write_bytes(tiny_projector(_WIDTH).data())
+    mmproj.write_bytes(mixed_projector(_WIDTH).data())
     options = StackOptions(
         model=demo_model,
         slots=4,
@@ -182,13 +182,29 @@ async def test_penalties_look_at_texts_alone(client: Client) -> None:
     assert len((await client.ask(request)).token_ids) == 30
 
 
-async def test_sounds_are_refused_by_name_by_a_model_that_takes_none(http: HttpClient) -> None:
-    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": [part]}]}
-    answer = await http.post("/v1/chat/completions", body)
-    assert answer.status == 400
-    assert answer.error["param"] == "messages[0].content[0].input_audio"
-    assert answer.error["code"] == "audio_unsupported"
+async def test_a_sound_beside_an_image_decides_the_answer(client: Client) -> None:
+    def with_tone(hertz: float) -> inference_pb2.ChatRequest:
+        request = asked(picture(9), max_tokens=12)
+        request.messages[0].parts.add(audio=inference_pb2.AudioInput(data=tone(1.0, hertz), format="wav"))
+        return request
+
+    low, again, high = [await client.ask(with_tone(hertz)) for hertz in (200.0, 200.0, 3000.0)]
+    assert used(low).prompt_tokens > AUDIO_TOKENS + IMAGE_TOKENS
+    assert again.token_ids == low.token_ids
+    assert used(again).cached_prompt_tokens > AUDIO_TOKENS + IMAGE_TOKENS
+    # What another tone shares is what is before it.
+    assert IMAGE_TOKENS < used(high).cached_prompt_tokens < AUDIO_TOKENS
+
+
+async def test_openai_s_client_sends_sounds(stack: Stack) -> None:
+    sound = {"data": base64.b64encode(tone(1.0)).decode(), "format": "wav"}
+    part = {"type": "input_audio", "input_audio": sound}
+    async with openai_client(int(stack.http_url.rpartition(":")[2]), stack.api_key) as sdk:
+        made = await sdk.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": [part]}], max_tokens=4, temperature=0
+        )
+    assert made.usage is not None
+    assert made.usage.prompt_tokens > AUDIO_TOKENS
 
 
 async def test_an_answer_goes_on_after_its_engine_was_killed(stack: Stack, client: Client) -> None:

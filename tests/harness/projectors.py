@@ -13,6 +13,8 @@ from .gguf_files import Gguf, Tensor, array, boolean, f32, text, u32
 IMAGE_SIDE = 64
 PATCH = 16
 IMAGE_TOKENS = (IMAGE_SIDE // PATCH) ** 2
+AUDIO_TOKENS = 375
+"""Of each begun half minute of a sound."""
 _WIDTH = 64
 _FF = 128
 _LAYERS = 2
@@ -185,6 +187,15 @@ def audio_projector(model_width: int) -> Gguf:
     tensors["a.blk.0.ffn_down.weight"] = weights(width, _FF)
     tensors["a.blk.0.ffn_down.bias"] = zeros
     return Gguf(metadata, tensors)
+
+
+def mixed_projector(model_width: int) -> Gguf:
+    """LLaVA's and Ultravox's in one file."""
+    sees, listens = tiny_projector(model_width), audio_projector(model_width)
+    kinds = {"clip.vision.projector_type": text("mlp"), "clip.audio.projector_type": text("ultravox")}
+    metadata = {**sees.metadata, **listens.metadata, **kinds}
+    del metadata["clip.projector_type"]
+    return Gguf(metadata, {**sees.tensors, **listens.tensors})
 
 
 def tone(seconds: float, hertz: float = 440.0, *, rate: int = 16000) -> bytes:
