@@ -197,11 +197,18 @@ async def test_a_sound_beside_an_image_decides_the_answer(client: Client) -> Non
 
 
 async def test_openai_s_client_sends_sounds(stack: Stack) -> None:
-    sound = {"data": base64.b64encode(tone(1.0)).decode(), "format": "wav"}
-    part = {"type": "input_audio", "input_audio": sound}
+    data = base64.b64encode(tone(1.0)).decode()
     async with openai_client(int(stack.http_url.rpartition(":")[2]), stack.api_key) as sdk:
         made = await sdk.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": [part]}], max_tokens=4, temperature=0
+            model=MODEL,
+            messages=[
+                {
+                    "role": "user",
+                    "content": [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}],
+                }
+            ],
+            max_tokens=4,
+            temperature=0,
         )
     assert made.usage is not None
     assert made.usage.prompt_tokens > AUDIO_TOKENS
