@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
 from harness.gateway import until
 from harness.http_client import Connection, HttpClient
+from harness.websocket_client import WebSocket as WebSocketClient
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
@@ -116,3 +118,60 @@ async def test_a_flood_of_connections_closes_those_that_wait_longest(start_serve
         await until(lambda: len(server.connections) <= 8)
         assert await flood[0].closed() == b""
     await until(lambda: len(server.connections) == 0)
+
+
+async def test_a_body_of_tiny_chunks_is_taken_a_little_at_a_time() -> None:
+    sizes: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        more = True
+        while more:
+            message = await receive()
+            sizes.append(len(message["body"]))
+            more = message["more_body"]
+        await PlainTextResponse(str(sum(sizes)))(scope, receive, send)
+
+    server = HttpServer(app, Connections())
+    await server.start("127.0.0.1:0", variable="TEST")
+    try:
+        async with Connection(server.port) as connection:
+            head = connection.head("POST", "/", {"Transfer-Encoding": "chunked"})
+            await connection.send(head + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n")
+            assert (await connection.answer()).body == b"100000"
+    finally:
+        await server.stop(0.1)
+    assert max(sizes) < 10_000
+
+
+async def test_a_flood_of_messages_is_taken_a_little_at_a_time_and_in_order() -> None:
+    turn = 0
+    turns: list[int] = []
+    received = asyncio.get_running_loop().create_future()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        socket = WebSocket(scope, receive, send)
+        await socket.accept()
+        while await socket.receive_text() == "":
+            turns.append(turn)
+        received.set_result(None)
+        await socket.close()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while not received.done():
+            turn += 1
+            await asyncio.sleep(0)
+
+    server = HttpServer(app, Connections())
+    await server.start("127.0.0.1:0", variable="TEST")
+    try:
+        async with WebSocketClient(server.port, "/") as client:
+            client.send_raw(b"\x81\x80\0\0\0\0" * 20_000)
+            client.send("end")
+            counting = asyncio.create_task(count_turns())
+            await asyncio.wait_for(received, 60)
+            await counting
+    finally:
+        await server.stop(0.1)
+    assert len(turns) == 20_000
+    assert Counter(turns).most_common(1)[0][1] < 1000

@@ -13,7 +13,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from .feeding import Feeder, Pace
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -30,6 +33,8 @@ _PROBE_EVERY_S = 10
 _PROBES = 3
 # A header that asks for another protocol than WebSocket. The parser takes a message with one for all head.
 _OTHER_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:(?![ \t]*websocket\r))", re.IGNORECASE)
+# Tiny chunks of it take the parser and uvicorn a millisecond.
+_PIECE_BYTES = 8 << 10
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -42,6 +47,7 @@ class Connections:
 
     def __init__(self, limit: int = MAX_CONNECTIONS, *, head_limit_s: float = HEAD_LIMIT_S) -> None:
         self.head_limit_s = head_limit_s
+        self.pace = Pace()
         self._limit = limit
         self._n = 0
         # Those that wait for a head, the oldest first.
@@ -70,6 +76,18 @@ class Connections:
         self._waiting.pop(connection, None)
 
 
+class _Flow(FlowControl):
+    """Says when a body that was too much for its reader is taken again."""
+
+    def __init__(self, transport: asyncio.Transport, on_resume: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._on_resume = on_resume
+
+    def resume_reading(self) -> None:
+        super().resume_reading()
+        self._on_resume()
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection.
 
@@ -81,6 +99,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(**arguments)
         self._bounds = bounds
         self._is_open = False
+        self._feeder: Feeder
         self._head_timer: asyncio.TimerHandle | None = None
         # Bytes since the parser last gave something away.
         self._held_bytes = 0
@@ -93,16 +112,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._bounds.open(self)
         self._bounds.wait(self)
         self._start_head_timer()
+        self.flow = _Flow(transport, lambda: self._feeder.go_on())
+        self._feeder = Feeder(
+            self._bounds.pace,
+            transport,
+            self._take,
+            piece_bytes=_PIECE_BYTES,
+            waits=lambda: self.flow.read_paused,
+        )
         _probe_when_silent(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._feeder.stop()
         if self._is_open:
             self._is_open = False
             self._bounds.close(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._feeder.receive(data)
+
+    def _take(self, data: bytes) -> None:
         if self._is_deaf:
             return
         if not self._is_serving and self._head_timer is None:
@@ -114,6 +145,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._stop_head_timer()
+        self._feeder.stop()
         if self._is_open:  # the websocket's protocol has the connection from here on
             self._is_open = False
             self._bounds.close(self)

@@ -20,7 +20,7 @@ from inferflux.common.tls import ServerTls
 
 from .protocol import Connections, protocol_factory
 from .websocket import MAX_MESSAGE_BYTES
-from .websocket_protocol import BoundedWebSocketProtocol
+from .websocket_protocol import websocket_factory
 
 _BACKLOG = 1024
 # An idle connection stays open for longer than a proxy keeps it, so that the proxy closes it first.
@@ -82,7 +82,7 @@ class HttpServer:
         config = uvicorn.Config(
             cast("Any", app),
             http=cast("Any", protocol_factory(self.connections)),
-            ws=BoundedWebSocketProtocol,
+            ws=cast("Any", websocket_factory(self.connections.pace)),
             ws_max_size=MAX_MESSAGE_BYTES,
             # A small compressed message can stand for a large one.
             ws_per_message_deflate=False,
