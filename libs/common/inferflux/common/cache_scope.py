@@ -33,11 +33,6 @@ def is_within(scope: str, wanted: str) -> bool:
     return wanted in ("", scope) or scope.startswith(wanted + _ADAPTER)
 
 
-def is_of_adapter(scope: str, digest: str) -> bool:
-    """Whether requests of this scope have this adapter."""
-    return scope.endswith(_ADAPTER + digest)
-
-
 def check_cache_scope(cache_scope: str, field: str) -> None:
     """Raises InvalidArgument when a scope is not empty and has characters that a tenant may not have."""
     if cache_scope:

@@ -36,11 +36,6 @@ def embeds(role: model_pb2.ModelRole.ValueType) -> bool:
     return role in (model_pb2.MODEL_ROLE_EMBEDDING, model_pb2.MODEL_ROLE_RERANK)
 
 
-def role_name(role: model_pb2.ModelRole.ValueType) -> RoleName:
-    """As people spell it."""
-    return next((name for name, known in ROLES.items() if known == role), "generation")
-
-
 def check_role(card: model_pb2.ModelCard, wanted: model_pb2.ModelRole.ValueType) -> None:
     """A model can do what a request wants of it.
 
