@@ -29,6 +29,7 @@ _COLUMNS = (
     "at",
     "service",
     "event",
+    "client",
     "tenant",
     "key_id",
     "request_id",

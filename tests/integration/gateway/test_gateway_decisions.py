@@ -64,6 +64,8 @@ async def decided(
             INFERFLUX_POLICY_DECISIONS="builtin,opa",
             INFERFLUX_POLICY_OPA_URL=opa.url,
             INFERFLUX_POLICY_OPA_SEES_TEXT="true",
+            # What was permitted before a test changes OPA's answer is not to hold in it.
+            INFERFLUX_POLICY_DECISION_CACHE_S="0",
             INFERFLUX_HTTP_ALLOWED_NETWORKS="127.0.0.1",
         )
         gateway = GatewayProcess(folder, nats_url, f"127.0.0.1:{policy.port}")
@@ -133,6 +135,7 @@ async def test_a_call_that_is_refused_before_its_body_is_read_has_the_same_line(
         return [line for line in decided.gateway.audit() if line["method"] == "ListModels"]
 
     await until(lambda: any(line.get("decided_by") == REASON for line in refused()))
+    assert {line["key_id"] for line in refused()} == {decided.key_id}
 
 
 @pytest.mark.parametrize(
