@@ -86,6 +86,8 @@ class Arrival:
     # Prompt tokens that its worker had cached, and which worker that was.
     cached: int = 0
     worker_id: str = ""
+    # Of its gateway.
+    zone: str = ""
 
     @property
     def wait_s(self) -> float | None:

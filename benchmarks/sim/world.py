@@ -47,6 +47,11 @@ class Setup:
     has_hints: bool = False
     # Longest wait for the worker that has a prefix.
     prefix_wait_s: float = 5.0
+    # Workers are in these in turn.
+    zones: tuple[str, ...] = ("",)
+
+    def zone_of(self, worker_id: str) -> str:
+        return self.zones[int(worker_id[1:]) % len(self.zones)]
 
 
 def new_core(setup: Setup, *, now: float) -> SchedulerCore:
@@ -73,6 +78,7 @@ def to_request(arrival: Arrival) -> scheduler_pb2.InferenceRequest:
         priority=arrival.priority,
         enqueued_unix_ms=int(arrival.at_s * 1000),
         epoch=1,
+        zone=arrival.zone,
     )
     request.params.max_tokens = arrival.max_tokens
     return request
@@ -225,6 +231,7 @@ class World:
 
     def _beat(self, worker_id: str) -> None:
         status = self.workers[worker_id].beat(self.now)
+        status.zone = self.setup.zone_of(worker_id)
         self._follow(worker_id)
         self._at(self.now + _HOP_S, self._on_heartbeat, status)
         self._at(self.now + _BEAT_S, self._beat, worker_id)
