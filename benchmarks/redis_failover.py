@@ -30,6 +30,7 @@ from inferflux.common import grpc_client, store
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.common.sentinel_servers import SentinelServers
+from inferflux.common.servers import ServerProcess
 from inferflux.gateway.admission import Admission
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
@@ -124,12 +125,10 @@ class Load:
                 return
 
 
-async def lose(
-    how: str, index: int, servers: SentinelServers, admission: Admission, secret: str, url: str
-) -> Round:
+async def lose(how: str, index: int, servers: SentinelServers, admission: Admission, secret: str) -> Round:
     """Lose the server `index`, which is the primary, and have it back as a replica."""
     figures = Round(how)
-    counted_before = await _counted(url)
+    counted_before = await _counted(servers.url)
     load = Load(admission, secret, figures)
     running = asyncio.create_task(load.run())
     await asyncio.sleep(_BEFORE_S)
@@ -146,14 +145,13 @@ async def lose(
     load.end()
     await running
     figures.refused_s = load.back_at - load.lost_at
-    figures.counted = await _counted(url) - counted_before
+    figures.counted = await _counted(servers.url) - counted_before
     return figures
 
 
-def _ways(how: str, primary: object) -> tuple[Callable[[], None], Callable[[], None]]:
-    names = ("kill", "start") if how == "killed" else ("pause", "resume")
-    end, back = (getattr(primary, name) for name in names)
-    return end, back
+def _ways(how: str, primary: ServerProcess) -> tuple[Callable[[], None], Callable[[], None]]:
+    """(what ends the primary, what has it back)."""
+    return (primary.kill, primary.start) if how == "killed" else (primary.pause, primary.resume)
 
 
 async def _counted(url: str) -> int:
@@ -175,10 +173,7 @@ async def measure(options: argparse.Namespace) -> list[Round]:
         channel = await stack.enter_async_context(grpc_client.channel(address))
         admission = Admission(channel, service_key=service_key, timeout_s=2.0)
         ways = [how for how in ("killed", "stopped") for _ in range(options.rounds)]
-        return [
-            await lose(how, number % 2, servers, admission, secret, servers.url)
-            for number, how in enumerate(ways)
-        ]
+        return [await lose(how, number % 2, servers, admission, secret) for number, how in enumerate(ways)]
 
 
 def show(rounds: list[Round]) -> Table:

@@ -13,7 +13,6 @@ from typing import Self, TypeVar
 
 import grpc
 
-from inferflux.api.channel_options import CHANNEL_OPTIONS
 from inferflux.api.errors import InferFluxError, NotFound, from_rpc
 from inferflux.api.tls import Tls
 from inferflux.v1 import (
@@ -31,10 +30,8 @@ from .ending import LIMIT_S, PAUSE_S, n_cancels
 from .following import Following
 from .requests import Messages, Text, embed_request, rerank_request, tokenize_request
 from .retrying import Retrying, readable
-from .service_config import OWN_SERVICE_CONFIG
+from .service_config import OWN_OPTIONS
 from .stream import Stream
-
-_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", OWN_SERVICE_CONFIG))
 
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
@@ -46,9 +43,9 @@ class Gateway:
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
         self.channel = (
-            grpc.insecure_channel(address, options=_OPTIONS)
+            grpc.insecure_channel(address, options=OWN_OPTIONS)
             if credentials is None
-            else grpc.secure_channel(address, credentials, options=_OPTIONS)
+            else grpc.secure_channel(address, credentials, options=OWN_OPTIONS)
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inferflux.api.channel_options import CHANNEL_OPTIONS
 from inferflux.v1 import cluster_pb2, embedding_pb2, inference_pb2, model_pb2
 
 _RETRY = {
@@ -52,6 +53,9 @@ SERVICE_CONFIG = _config(with_generations=True)
 
 OWN_SERVICE_CONFIG = _config(with_generations=False)
 """Of this package's clients, which know more than gRPC of when a request may be sent again."""
+
+OWN_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", OWN_SERVICE_CONFIG))
+"""Of their channels."""
 
 
 if __name__ == "__main__":

@@ -32,14 +32,7 @@ def resolve(addresses: str | Sequence[str], api_key: str, env: Mapping[str, str]
         InvalidArgument: no address, one that is neither host:port nor such a target, or no key.
     """
     given = addresses or env.get(ENDPOINT, "")
-    is_list = isinstance(given, str) and not given.startswith(_OF_NUMBERS)
-    listed = (
-        given.split(",")
-        if is_list and isinstance(given, str)
-        else [given]
-        if isinstance(given, str)
-        else given
-    )
+    listed = _listed(given) if isinstance(given, str) else given
     cleaned = tuple(address.strip() for address in listed if address.strip())
     if not cleaned:
         raise InvalidArgument(f"no gateway is named: give addresses, or set {ENDPOINT}", field="addresses")
@@ -53,15 +46,22 @@ def resolve(addresses: str | Sequence[str], api_key: str, env: Mapping[str, str]
     return Target(cleaned, key)
 
 
+def _listed(text: str) -> list[str]:
+    return [text] if text.startswith(_OF_NUMBERS) else text.split(",")
+
+
 def _check(address: str) -> None:
     if address.startswith(("http://", "https://")):
         message = f"{address!r} is a URL: name the gateway's gRPC port as host:port, such as 127.0.0.1:50051"
         raise InvalidArgument(message, field="addresses")
-    kind = next((kind for kind in (_OF_NAMES, *_OF_NUMBERS) if address.startswith(kind)), "")
-    for each in (
-        address.removeprefix(kind).split(",") if kind in _OF_NUMBERS else [address.removeprefix(kind)]
-    ):
-        _check_host_port(each.rpartition("/")[2] if kind == _OF_NAMES else each, address)
+    if address.startswith(_OF_NAMES):
+        parts = [address.removeprefix(_OF_NAMES).rpartition("/")[2]]
+    elif address.startswith(_OF_NUMBERS):
+        parts = address.partition(":")[2].split(",")
+    else:
+        parts = [address]
+    for part in parts:
+        _check_host_port(part, address)
 
 
 def _check_host_port(part: str, address: str) -> None:

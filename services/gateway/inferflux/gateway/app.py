@@ -111,7 +111,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         streams = gateway.services.streams
         log.info("draining", streams=len(streams))
         draining = asyncio.create_task(streams.drain(settings.drain_limit_s))
-        # Who was not told by health is sent away. What runs goes on until it has drained.
+        # Clients that do not look at health are sent away. Their streams go on until they have drained.
         if not await streams.end_within(settings.drain_notice_s):
             await server.leave()
         await draining

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -77,9 +76,7 @@ class Worker:
         self._is_starting = True
         # Set once it knows its models and takes commands.
         self.started = asyncio.Event()
-        self._state = WorkerState(
-            settings.id, incarnation=uuid.uuid4().hex, pool=settings.pool, zone=settings.zone
-        )
+        self._state = WorkerState.begin(settings.id, settings)
         catalog = Catalog(settings.id, settings.models_bytes or free_bytes(), settings.models_max)
         self.host = Host(
             process,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -80,9 +79,7 @@ class ModelWorker:
         settings, bus = process.settings, process.bus
         self._process = process
         self._on_change = on_change
-        self.state = WorkerState(
-            worker_id, incarnation=uuid.uuid4().hex, pool=settings.pool, zone=settings.zone
-        )
+        self.state = WorkerState.begin(worker_id, settings)
         self._events = WorkerEvents(bus, self.state)
         metrics = process.metrics.of(options.name)
         self._cache_reports = self._new_cache_reports(file, metrics)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from inferflux.common import logs, terms
 from inferflux.common.worker_pools import DEFAULT
 from inferflux.v1 import scheduler_pb2
+
+if TYPE_CHECKING:
+    from .settings import WorkerSettings
 
 log = logs.get("worker.state")
 
@@ -33,6 +38,11 @@ class WorkerState:
     is_leaving: bool = False
     pool: str = DEFAULT
     zone: str = ""
+
+    @classmethod
+    def begin(cls, worker_id: str, settings: WorkerSettings) -> Self:
+        """Of a worker that starts now."""
+        return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone)
 
     def accepts(self, term: int, now_unix_ms: int) -> bool:
         """Whether a message under the lease of `term` counts. If so, older terms are refused from now on.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from inferflux.common.parent_death import exit_with_parent
@@ -20,7 +21,16 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def main() -> None:
-    parent, memory_bytes, cpu_s, pixels = (int(argument) for argument in sys.argv[1:5])
+    run(lambda data, pixels: decode(data, most_pixels=pixels))
+
+
+def run(work: Callable[[bytes, int], bytes]) -> None:
+    """Bound this process, and write what `work` makes of what comes in.
+
+    Args:
+        work: given that and the fourth argument of the process; a ValueError says what is at fault.
+    """
+    parent, memory_bytes, cpu_s, limit = (int(argument) for argument in sys.argv[1:5])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(signal.SIGKILL, parent=parent)
     bound("RLIMIT_AS", memory_bytes, memory_bytes)
@@ -28,12 +38,12 @@ def main() -> None:
     bound("RLIMIT_CORE", 0, 0)
     bound("RLIMIT_FSIZE", 0, 0)
     try:
-        packed = decode(sys.stdin.buffer.read(), most_pixels=pixels)
+        made = work(sys.stdin.buffer.read(), limit)
     except MemoryError:
         _refuse("it takes too much memory")
     except ValueError as error:
         _refuse(str(error))
-    sys.stdout.buffer.write(packed)
+    sys.stdout.buffer.write(made)
     sys.stdout.buffer.flush()
 
 

@@ -63,10 +63,7 @@ def given_media(messages: Sequence[inference_pb2.ChatMessage], *, most: int) -> 
 def _check(image: inference_pb2.ImageInput, role: str, field: str) -> None:
     if role != "user":
         raise InvalidArgument(f"{field}: only messages of the user have images", field=field)
-    if image.detail not in _DETAILS:
-        known = ", ".join(sorted(_DETAILS - {""}))
-        message = f"{field}.detail: unknown value {image.detail[:32]!r}: use one of {known}"
-        raise InvalidArgument(message, field=f"{field}.detail", reason="UNSUPPORTED_VALUE")
+    _check_known(image.detail, _DETAILS, f"{field}.detail")
     if image.WhichOneof("source") is None:
         raise InvalidArgument(f"{field} has neither data nor url", field=field)
 
@@ -74,10 +71,14 @@ def _check(image: inference_pb2.ImageInput, role: str, field: str) -> None:
 def _check_audio(audio: inference_pb2.AudioInput, role: str, field: str) -> None:
     if role != "user":
         raise InvalidArgument(f"{field}: only messages of the user have sounds", field=field)
-    if audio.format not in _FORMATS:
-        known = ", ".join(sorted(_FORMATS - {""}))
-        message = f"{field}.format: unknown value {audio.format[:32]!r}: use one of {known}"
-        raise InvalidArgument(message, field=f"{field}.format", reason="UNSUPPORTED_VALUE")
+    _check_known(audio.format, _FORMATS, f"{field}.format")
+
+
+def _check_known(value: str, known: frozenset[str], field: str) -> None:
+    if value not in known:
+        named = ", ".join(sorted(known - {""}))
+        message = f"{field}: unknown value {value[:32]!r}: use one of {named}"
+        raise InvalidArgument(message, field=field, reason="UNSUPPORTED_VALUE")
 
 
 def is_data_url(url: str) -> bool:
@@ -95,10 +96,19 @@ def data_of(url: str, *, field: str) -> bytes:
     if not comma or "base64" not in options or not kind.startswith("image/"):
         message = f"{field}: a data URL begins with data:image/png;base64, or the like"
         raise InvalidArgument(message, field=field, reason="BAD_IMAGE")
+    return from_base64(body, field=field, reason="BAD_IMAGE")
+
+
+def from_base64(text: str, *, field: str, reason: str) -> bytes:
+    """The file that a text spells.
+
+    Raises:
+        InvalidArgument: it is not base64.
+    """
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidArgument(f"{field}: it is not base64", field=field, reason="BAD_IMAGE") from None
+        raise InvalidArgument(f"{field}: it is not base64", field=field, reason=reason) from None
 
 
 def without_files(messages: Sequence[inference_pb2.ChatMessage]) -> list[inference_pb2.ChatMessage]:

@@ -2,13 +2,11 @@
 
 Decodes one sound, and counts the tokens that it becomes: libmtmd computes its spectrum for that. Its file,
 WAV or MP3, comes in on stdin. Out on stdout go the pieces that it becomes, and its samples at the rate that
-the projector wants: see `split`. As `decoder`, it is bounded, and exits with REFUSED where the sound is at
-fault.
+the projector wants: see `split`. It is bounded and ends as `decoder` is and does.
 """
 
 from __future__ import annotations
 
-import signal
 import struct
 import sys
 from pathlib import Path
@@ -16,33 +14,17 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
 from inferflux.common.sounds import MAX_SAMPLES, Samples, unpacked_sound
 from inferflux.v1 import tokenizer_pb2
 
-from .decoder import REFUSED
+from .decoder import run
 
 _LENGTH = struct.Struct("<I")
 
 
 def main() -> None:
-    parent, memory_bytes, cpu_s, seconds = (int(argument) for argument in sys.argv[1:5])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent(signal.SIGKILL, parent=parent)
-    bound("RLIMIT_AS", memory_bytes, memory_bytes)
-    bound("RLIMIT_CPU", cpu_s, cpu_s)
-    bound("RLIMIT_CORE", 0, 0)
-    bound("RLIMIT_FSIZE", 0, 0)
-    try:
-        made = decode(sys.stdin.buffer.read(), Path(sys.argv[5]), Path(sys.argv[6]), most_s=seconds)
-    except MemoryError:
-        refuse("it takes too much memory")
-    except ValueError as error:
-        refuse(str(error))
-    else:
-        sys.stdout.buffer.write(made)
-        sys.stdout.buffer.flush()
+    skeleton, tokenizer = (Path(argument) for argument in sys.argv[5:7])
+    run(lambda data, seconds: decode(data, skeleton, tokenizer, most_s=seconds))
 
 
 def decode(data: bytes, skeleton: Path, tokenizer: Path, *, most_s: int) -> bytes:
@@ -105,12 +87,6 @@ def is_wav(data: bytes) -> bool:
 
 def is_mp3(data: bytes) -> bool:
     return data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
-
-
-def refuse(why: str) -> None:
-    sys.stderr.write(" ".join(why.split()) + "\n")
-    sys.stderr.flush()
-    sys.exit(REFUSED)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,16 @@ def _far(job: Job, zone: str) -> int:
     return FAR_TOKENS if job.zone and zone and zone != job.zone else 0
 
 
+def _held(job: Job, worker: WorkerSlots) -> int:
+    """Tokens that a worker counts as holding, for this job."""
+    return worker.load + _far(job, worker.zone)
+
+
+def _cost(job: Job, worker: WorkerSlots) -> int:
+    """The same, less what the job's prompt saves there."""
+    return _held(job, worker) - SAVED_WORTH * job.cached_on.get(worker.worker_id, 0)
+
+
 def _may_serve(worker: WorkerSlots, model: str, demand: Demand) -> bool:
     is_file = same_file(demand.digest, worker.digests.get(model, ""))
     return is_file and may_run_in(worker.pool, demand.pools)
@@ -286,19 +296,15 @@ class Placement:
                 break
         if best is None:
             return avoided
-        return self._with_prefix(job, best, but) if job.cached_on else best[2]
+        return self._with_prefix(job, best[2], but) if job.cached_on else best[2]
 
-    def _with_prefix(self, job: Job, emptiest: _Entry, but: Collection[Size]) -> WorkerSlots:
+    def _with_prefix(self, job: Job, emptiest: WorkerSlots, but: Collection[Size]) -> WorkerSlots:
         """The emptiest worker, or one that saves more tokens of the prompt than it holds more."""
-        load, worker_id, worker = emptiest
-        best = load - SAVED_WORTH * job.cached_on.get(worker_id, 0), load, worker_id, worker
-        for holder, cached in job.cached_on.items():
-            entry = self._open_entry(holder, job, but)
-            if entry is not None:
-                load = entry[0] + _far(job, entry[2].zone)
-                ranked = load - SAVED_WORTH * cached, load, entry[1], entry[2]
-                best = min(best, ranked, key=lambda ranked: ranked[:3])
-        return best[3]
+        holders = (self._open_worker(holder, job, but) for holder in job.cached_on)
+        return min(
+            (emptiest, *(holder for holder in holders if holder is not None)),
+            key=lambda worker: (_cost(job, worker), _held(job, worker), worker.worker_id),
+        )
 
     def better_full(self, job: Job, chosen: WorkerSlots) -> WorkerSlots | None:
         """A worker that would take a job before the `chosen` one, had it room: it has more of the prompt.
@@ -308,29 +314,26 @@ class Placement:
         """
         live = self._of(job.model).live
         most = job.cached_on.get(chosen.worker_id, 0)
-        best = chosen.load + _far(job, chosen.zone) - SAVED_WORTH * most, chosen.worker_id
+        best = _cost(job, chosen), chosen.worker_id
         better: WorkerSlots | None = None
         for worker_id, cached in job.cached_on.items():
             worker = live.get(worker_id)
             if worker is None or cached <= most or worker_id == job.avoids:
                 continue
-            rank = worker.load + _far(job, worker.zone) - SAVED_WORTH * cached, worker_id
+            rank = _cost(job, worker), worker_id
             if worker.admits(Start.NEW) and fits(job, worker) and rank < best:
                 best, better = rank, worker
         return better
 
-    def _open_entry(self, worker_id: str, job: Job, but: Collection[Size]) -> _Entry | None:
-        """A worker as it is sorted in, if it could take the job now and nothing speaks against it."""
+    def _open_worker(self, worker_id: str, job: Job, but: Collection[Size]) -> WorkerSlots | None:
+        """A worker, if it could take the job now and nothing speaks against it."""
         place = self._sorted.get(worker_id)
         size = place.sizes.get(job.model) if place is not None else None
         if place is None or place.entry is None or size is None or worker_id == job.avoids:
             return None
+        worker = place.entry[2]
         can_take = size not in but and fits_size(job, size)
-        return (
-            place.entry
-            if can_take and cells_wanted(job, size.context_length) <= place.entry[2].free_cells
-            else None
-        )
+        return worker if can_take and cells_wanted(job, size.context_length) <= worker.free_cells else None
 
     def open_to(self, job: Job) -> list[Size]:
         """Sizes of the workers that may run one more, and could run this one, were there room."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 
-from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import inference_pb2
 
 from .bodies import ChatPart, Message, Part
@@ -70,11 +68,7 @@ def _audio(part: ChatPart, where: str) -> inference_pb2.AudioInput:
     given = part.input_audio
     if given is None:
         raise missing(f"{where}.input_audio")
-    try:
-        data = base64.b64decode(given.data, validate=True)
-    except (binascii.Error, ValueError):
-        field = f"{where}.input_audio.data"
-        raise InvalidArgument(f"{field}: it is not base64", field=field, reason="BAD_AUDIO") from None
+    data = from_base64(given.data, field=f"{where}.input_audio.data", reason="BAD_AUDIO")
     return inference_pb2.AudioInput(data=data, format=given.format)
 
 
