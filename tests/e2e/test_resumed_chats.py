@@ -27,7 +27,7 @@ THOUGHTS = [f"{i}, ".encode() for i in range(60)]
 WORDS = [f"word{i} ".encode() for i in range(40)]
 # Where the constraint leaves one text alone, it decides the tokens too. So each token of a call ends where
 # there is a choice: in the text, within a number, after the call.
-DIGITS = [b"%d" % i for i in range(10, 70)]
+DIGITS = [b"%d" % i for i in range(10, 100)]
 CALLS = [
     *(
         b"\n<tool",
@@ -53,7 +53,8 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 TOOL = inference_pb2.Tool(name="add", description="Adds.", parameters=json.dumps(PARAMETERS))
-# Bytes to the client after which its connection breaks: in the reasoning, the text, and the calls.
+# Bytes to the client after which its connection breaks: in the reasoning, the text, and the calls. The end is
+# far behind the last one: who has the end resumes nothing.
 CUTS = (700, 3000, 6000, 9000, 11000)
 
 
