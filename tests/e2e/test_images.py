@@ -136,6 +136,61 @@ async def test_openai_s_client_sends_images_as_data_and_by_url(stack: Stack) -> 
     assert answers[0] == answers[1]
 
 
+async def test_a_response_is_the_answer_of_a_chat_with_the_same_image_and_sound(stack: Stack) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(picture(6)).decode()}"
+    sound = base64.b64encode(tone(1.0)).decode()
+    text = "What is this?"
+    async with openai_client(int(stack.http_url.rpartition(":")[2]), stack.api_key) as sdk:
+        chat = await sdk.chat.completions.create(
+            model=MODEL,
+            messages=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": text},
+                        {"type": "image_url", "image_url": {"url": url}},
+                        {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}},
+                    ],
+                }
+            ],
+            max_tokens=12,
+            temperature=0,
+        )
+        response = await sdk.responses.create(
+            model=MODEL,
+            input=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_text", "text": text},
+                        {"type": "input_image", "image_url": url, "detail": "auto"},
+                        {"type": "input_file", "file_data": sound, "filename": "said.wav"},
+                    ],
+                }
+            ],
+            max_output_tokens=12,
+            temperature=0,
+        )
+    assert chat.usage is not None
+    assert response.usage is not None
+    assert response.output_text == chat.choices[0].message.content
+    assert response.usage.input_tokens == chat.usage.prompt_tokens > AUDIO_TOKENS + IMAGE_TOKENS
+    assert response.usage.input_tokens_details.cached_tokens > AUDIO_TOKENS + IMAGE_TOKENS
+
+
+async def test_what_a_response_cannot_use_is_refused_by_its_names(http: HttpClient) -> None:
+    files = {
+        "image_url": {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+        "detail": {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "original"},
+        "input_audio": {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+        "file_url": {"type": "input_file", "file_url": "https://10.0.0.1/x.png"},
+    }
+    for param, part in files.items():
+        body = {"model": MODEL, "input": [{"role": "user", "content": [part]}]}
+        answer = await http.post("/v1/responses", body)
+        assert (answer.status, answer.error["param"]) == (400, f"input[0].content[0].{param}")
+
+
 @pytest.mark.parametrize(
     ("url", "detail", "param", "said"),
     [

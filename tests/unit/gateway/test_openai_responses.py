@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 import pytest
+from harness.projectors import picture, tone
 
 from inferflux.common.errors import InvalidArgument, Unavailable, to_http
 from inferflux.gateway.http.bodies import parse
@@ -61,7 +63,15 @@ def test_an_input_is_a_text_or_messages_after_the_instructions() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"content": "a"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "image"}]}]}, "input[0].content[0].type"),
+        (
+            {
+                "input": [
+                    {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}
+                ]
+            },
+            "input[0].output[0].type",
+        ),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
@@ -105,6 +115,97 @@ def test_errors_name_the_item_of_the_client(inner: str, outer: str) -> None:
     error = in_words_of(InvalidArgument("x", field=inner), responses.field_names(asked))
     assert isinstance(error, InvalidArgument)
     assert error.field == outer
+
+
+PNG = picture(1)
+WAV = tone(0.1)
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def part_of(part: dict[str, Any]) -> inference_pb2.ContentPart:
+    """A part after a text, which is the first."""
+    content = [{"type": "input_text", "text": "a"}, part]
+    (message,) = request(input=[{"role": "user", "content": content}]).messages
+    assert (message.role, message.content, message.parts[0].text) == ("user", "", "a")
+    return message.parts[1]
+
+
+@pytest.mark.parametrize(
+    ("part", "source", "given"),
+    [
+        ({"type": "input_image", "image_url": "https://x/y.png"}, "url", "https://x/y.png"),
+        ({"type": "input_image", "image_url": "data:image/png;base64,AA"}, "url", "data:image/png;base64,AA"),
+        ({"type": "input_file", "file_url": "https://x/y.png"}, "url", "https://x/y.png"),
+        ({"type": "input_file", "file_data": base64_of(PNG), "filename": "y"}, "data", PNG),
+        ({"type": "input_file", "file_data": f"data:image/png;base64,{base64_of(PNG)}"}, "data", PNG),
+    ],
+)
+def test_images_of_an_input_are_parts(part: dict[str, Any], source: str, given: str | bytes) -> None:
+    image = part_of({"detail": "low", **part}).image
+    assert (image.WhichOneof("source"), getattr(image, source), image.detail) == (source, given, "low")
+
+
+@pytest.mark.parametrize(
+    ("part", "form"),
+    [
+        ({"type": "input_audio", "input_audio": {"data": base64_of(WAV), "format": "wav"}}, "wav"),
+        ({"type": "input_file", "file_data": base64_of(WAV), "filename": "y.wav"}, ""),
+        ({"type": "input_file", "file_data": f"data:audio/wav;base64,{base64_of(WAV)}"}, ""),
+    ],
+)
+def test_sounds_of_an_input_are_parts(part: dict[str, Any], form: str) -> None:
+    assert part_of(part).audio == inference_pb2.AudioInput(data=WAV, format=form)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"type": "input_image"}, "image_url"),
+        ({"type": "input_image", "file_id": "file-1"}, "file_id"),
+        ({"type": "input_audio"}, "input_audio"),
+        ({"type": "input_audio", "input_audio": {"data": "!", "format": "wav"}}, "input_audio.data"),
+        ({"type": "input_file"}, "file_data"),
+        ({"type": "input_file", "file_id": "file-1"}, "file_id"),
+        ({"type": "input_file", "file_data": "!"}, "file_data"),
+        ({"type": "input_file", "file_data": "data:text/plain,hello"}, "file_data"),
+        ({"type": "input_file", "file_data": base64_of(b"%PDF-1.7")}, "file_data"),
+        ({"type": "input_file", "file_data": "AA", "file_url": "https://x/y"}, ""),
+        ({"type": "image_url", "image_url": "https://x/y.png"}, "type"),
+    ],
+)
+def test_a_part_that_is_no_image_and_no_sound_is_named(part: dict[str, Any], field: str) -> None:
+    other = {"type": "input_image", "image_url": "https://x/y.png"}
+    with pytest.raises(InvalidArgument) as caught:
+        request(input=[{"role": "user", "content": [other, part]}])
+    assert caught.value.field == f"input[0].content[1].{field}".rstrip(".")
+
+
+@pytest.mark.parametrize(
+    ("part", "inner", "outer"),
+    [
+        ({"type": "input_text", "text": "a"}, "text", "text"),
+        ({"type": "input_image", "image_url": "https://x/y"}, "image", "image_url"),
+        ({"type": "input_image", "image_url": "https://x/y"}, "image.detail", "detail"),
+        ({"type": "input_file", "file_url": "https://x/y"}, "image", "file_url"),
+        ({"type": "input_file", "file_data": base64_of(PNG)}, "image", "file_data"),
+        ({"type": "input_file", "file_data": base64_of(WAV)}, "audio", "file_data"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}},
+            "audio.format",
+            "input_audio.format",
+        ),
+    ],
+)
+def test_errors_name_the_part_of_the_client(part: dict[str, Any], inner: str, outer: str) -> None:
+    image = {"type": "input_image", "image_url": "https://x/y"}
+    asked = body(instructions="Be brief.", input=[{"role": "user", "content": [image, part]}])
+    raised = InvalidArgument("x", field=f"messages[1].parts[1].{inner}")
+    error = in_words_of(raised, responses.field_names(asked))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == f"input[0].content[1].{outer}"
 
 
 def test_a_format_is_a_constraint() -> None:

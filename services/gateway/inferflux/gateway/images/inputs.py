@@ -86,20 +86,40 @@ def is_data_url(url: str) -> bool:
 
 
 def data_of(url: str, *, field: str) -> bytes:
-    """The file in a data URL, `data:image/png;base64,...`.
+    """The image in a data URL, `data:image/png;base64,...`.
 
     Raises:
         InvalidArgument: it is of another kind, or not base64.
     """
-    head, comma, body = url[len(_DATA) :].partition(",")
-    kind, *options = [part.strip().lower() for part in head[:200].split(";")]
-    if not comma or "base64" not in options or not kind.startswith("image/"):
+    kind, body = _parts_of(url)
+    if body is None or not kind.startswith("image/"):
         message = f"{field}: a data URL begins with data:image/png;base64, or the like"
         raise InvalidArgument(message, field=field, reason="BAD_IMAGE")
     return from_base64(body, field=field, reason="BAD_IMAGE")
 
 
-def from_base64(text: str, *, field: str, reason: str) -> bytes:
+def _parts_of(url: str) -> tuple[str, str | None]:
+    """(media type, base64) of a data URL; None: it has no base64."""
+    head, comma, body = url[len(_DATA) :].partition(",")
+    kind, *options = [part.strip().lower() for part in head[:200].split(";")]
+    return kind, body if comma and "base64" in options else None
+
+
+def file_of(text: str, *, field: str) -> bytes:
+    """A file of any kind, in base64 or in a data URL.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    body: str | None = text
+    if is_data_url(text):
+        _kind, body = _parts_of(text)
+    if body is None:
+        raise InvalidArgument(f"{field}: a data URL has ;base64, before its data", field=field)
+    return from_base64(body, field=field)
+
+
+def from_base64(text: str, *, field: str, reason: str = "") -> bytes:
     """The file that a text spells.
 
     Raises:
@@ -109,6 +129,18 @@ def from_base64(text: str, *, field: str, reason: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument(f"{field}: it is not base64", field=field, reason=reason) from None
+
+
+def is_image_file(data: bytes) -> bool:
+    """Whether a file begins as those that are decoded do."""
+    is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
+    return is_webp or data.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8"))
+
+
+def is_sound_file(data: bytes) -> bool:
+    """Whether a file begins as WAV or MP3 does."""
+    is_wav = data[:4] == b"RIFF" and data[8:12] == b"WAVE"
+    return is_wav or data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
 
 
 def without_files(messages: Sequence[inference_pb2.ChatMessage]) -> list[inference_pb2.ChatMessage]:

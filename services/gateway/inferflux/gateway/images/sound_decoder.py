@@ -18,6 +18,7 @@ from inferflux.common.sounds import MAX_SAMPLES, Samples, unpacked_sound
 from inferflux.v1 import tokenizer_pb2
 
 from .decoder import run
+from .inputs import is_sound_file
 
 _LENGTH = struct.Struct("<I")
 
@@ -40,7 +41,7 @@ def decode(data: bytes, skeleton: Path, tokenizer: Path, *, most_s: int) -> byte
     from inferflux.common.llama.mtmd import Mtmd, MtmdError
     from inferflux.common.llama.vocab import Vocab, VocabError
 
-    if not is_wav(data) and not is_mp3(data):
+    if not is_sound_file(data):
         raise ValueError("it is no WAV or MP3")
     try:
         mtmd = Mtmd(skeleton, Vocab.load(tokenizer).model)
@@ -79,14 +80,6 @@ def split(made: bytes) -> tuple[tokenizer_pb2.StoredMedia, bytes]:
     if not media.pieces:
         raise InvalidArgument("the sound has no pieces", field="data")
     return media, made[end:]
-
-
-def is_wav(data: bytes) -> bool:
-    return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
-
-
-def is_mp3(data: bytes) -> bool:
-    return data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
 
 
 if __name__ == "__main__":

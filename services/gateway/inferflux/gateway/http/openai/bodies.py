@@ -126,6 +126,18 @@ class ChatPart(Part):
     input_audio: InputAudio | None = None
 
 
+class InputPart(Part):
+    """Of a message's content in a response."""
+
+    image_url: str | None = None
+    detail: str | None = None
+    input_audio: InputAudio | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
 class CalledFunction(Body):
     name: str
     arguments: str | None = None
@@ -277,7 +289,7 @@ class InputItem(Body):
 
     type: str | None = None
     role: str | None = None
-    content: str | Items[Part] | None = None
+    content: str | Items[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None

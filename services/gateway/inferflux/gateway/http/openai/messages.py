@@ -8,7 +8,7 @@ from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import inference_pb2
 
-from .bodies import ChatPart, Message, Part
+from .bodies import ChatPart, InputAudio, Message, Part
 from .tools import to_calls
 
 _IMAGE, _AUDIO = "image_url", "input_audio"
@@ -52,7 +52,7 @@ def _parts(content: Sequence[ChatPart], field: str) -> list[inference_pb2.Conten
     for i, part in enumerate(content):
         where = f"{field}[{i}]"
         if part.type == _AUDIO:
-            parts.append(inference_pb2.ContentPart(audio=_audio(part, where)))
+            parts.append(inference_pb2.ContentPart(audio=audio_of(part.input_audio, f"{where}.input_audio")))
             continue
         if part.type != _IMAGE:
             parts.append(inference_pb2.ContentPart(text=text_of([part], field, types=_TYPES, first=i)))
@@ -64,11 +64,15 @@ def _parts(content: Sequence[ChatPart], field: str) -> list[inference_pb2.Conten
     return parts
 
 
-def _audio(part: ChatPart, where: str) -> inference_pb2.AudioInput:
-    given = part.input_audio
+def audio_of(given: InputAudio | None, field: str) -> inference_pb2.AudioInput:
+    """A sound of a part.
+
+    Raises:
+        InvalidArgument: it is not there, or not base64.
+    """
     if given is None:
-        raise missing(f"{where}.input_audio")
-    data = from_base64(given.data, field=f"{where}.input_audio.data", reason="BAD_AUDIO")
+        raise missing(field)
+    data = from_base64(given.data, field=f"{field}.data", reason="BAD_AUDIO")
     return inference_pb2.AudioInput(data=data, format=given.format)
 
 
@@ -85,7 +89,6 @@ def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
             names |= {
                 f"{part}.image.detail": f"{given}.image_url.detail",
                 f"{part}.image": f"{given}.image_url",
-                f"{part}.audio.format": f"{given}.input_audio.format",
                 f"{part}.audio": f"{given}.input_audio",
             }
     return names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,14 @@ from inferflux.common.errors import HttpError, InvalidArgument
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
-from . import constraints, tools
+from . import constraints, response_input, tools
 from .answers import Json, spoken_json
-from .bodies import Body, InputItem, JsonSchema, Part, ResponseFormat, ResponsesBody, ToolBody
-from .messages import text_of
+from .bodies import Body, JsonSchema, ResponseFormat, ResponsesBody, ToolBody
 from .params import priority_of, tier_of, to_params
 from .response_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from .served import INCLUDED, RESPONSE, check_served, check_stream
 
 _LOGPROBS = "message.output_text.logprobs"
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 _SCHEMA_FIELD = "text.format.schema"
 
 _FIELD_NAMES: Mapping[str, str] = {
@@ -42,7 +40,7 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
             raise unsupported(f"include[{i}]", f"{name[:64]!r} is none of {', '.join(INCLUDED)}")
     return inference_pb2.ChatRequest(
         model=body.model,
-        messages=_conversation(body).messages,
+        messages=response_input.conversation(body).messages,
         params=to_params(_with_format(body), max_tokens=body.max_output_tokens, logprobs=_alternatives(body)),
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
@@ -55,7 +53,7 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
 
 def field_names(body: ResponsesBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
-    conversation = _conversation(body)
+    conversation = response_input.conversation(body)
     format_ = "text.format"
     constrained = {
         "constraint.json_schema": _SCHEMA_FIELD,
@@ -93,95 +91,6 @@ def _with_format(body: ResponsesBody) -> ResponsesBody:
     return body.model_copy(
         update={"response_format": ResponseFormat.model_construct(type=form.type, json_schema=schema)}
     )
-
-
-def _message(role: str, content: str) -> inference_pb2.ChatMessage:
-    return inference_pb2.ChatMessage(role=role, content=content)
-
-
-class _Conversation:
-    """Items as messages: what the assistant said and called in a row is one message."""
-
-    def __init__(self) -> None:
-        self.messages: list[inference_pb2.ChatMessage] = []
-        self._places: dict[str, str] = {}
-        self._calls: dict[str, str] = {}
-
-    @property
-    def places(self) -> dict[str, str]:
-        """Where the client has messages and calls, which stand in messages, for errors."""
-        return self._calls | self._places
-
-    def add_text(self, role: str, text: str, field: str) -> None:
-        """A message that is a field's text."""
-        self._places[f"messages[{len(self.messages)}].content"] = field
-        self.add(_message(role, text), field)
-
-    def add(self, message: inference_pb2.ChatMessage, place: str) -> None:
-        self.messages.append(message)
-        self._places[f"messages[{len(self.messages) - 1}]"] = place
-
-    def add_item(self, item: InputItem, field: str) -> None:
-        match item.type:
-            case None | "message":
-                self._add_message(item, field)
-            case "function_call":
-                calls = self._assistant(field).tool_calls
-                self._calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = field
-                calls.add(
-                    id=_given(item.call_id, f"{field}.call_id"),
-                    name=_given(item.name, f"{field}.name"),
-                    arguments=item.arguments or "",
-                )
-            case "function_call_output":
-                message = _message("tool", _text(item.output, f"{field}.output"))
-                message.tool_call_id = _given(item.call_id, f"{field}.call_id")
-                self.add(message, field)
-            case "reasoning":
-                if item.content:
-                    self._assistant(field).reasoning_content += _text(item.content, f"{field}.content")
-            case _:
-                raise unsupported(f"{field}.type", f"{item.type[:32]!r} is not supported")
-
-    def _add_message(self, item: InputItem, field: str) -> None:
-        role = _given(item.role, f"{field}.role")
-        message = _message(role, _text(item.content, f"{field}.content"))
-        last = self.messages[-1] if self.messages else None
-        if role == "assistant" and last is not None and last.role == role and last.reasoning_content:
-            last.content = message.content if not last.content else f"{last.content}\n{message.content}"
-        else:
-            self.add(message, field)
-
-    def _assistant(self, field: str) -> inference_pb2.ChatMessage:
-        """The assistant's message that the conversation ends with, new if it does not."""
-        if not self.messages or self.messages[-1].role != "assistant":
-            self.add(_message("assistant", ""), field)
-        return self.messages[-1]
-
-
-def _conversation(body: ResponsesBody) -> _Conversation:
-    """Instructions and input."""
-    made = _Conversation()
-    if body.instructions:
-        made.add_text("developer", body.instructions, "instructions")
-    if isinstance(body.input, str):
-        made.add_text("user", body.input, "input")
-    else:
-        for i, item in enumerate(body.input):
-            made.add_item(item, f"input[{i}]")
-    return made
-
-
-def _given(value: str | None, field: str) -> str:
-    if value is None:
-        raise missing(field)
-    return value
-
-
-def _text(content: str | Sequence[Part] | None, field: str) -> str:
-    if content is None:
-        raise missing(field)
-    return text_of(content, field, types=_TEXT_PARTS)
 
 
 # Why an answer is incomplete.
