@@ -55,6 +55,7 @@ class SimHost:
         self.memory = memory
         self.places = places
         self.idle_s = 0.0
+        self.zone = ""
         # A model that is never unloaded once that has begun.
         self.keeps = ""
         self._seconds = 0
@@ -98,6 +99,7 @@ class SimHost:
         status = host_pb2.HostStatus(
             host_id=self.host_id,
             incarnation="i1",
+            zone=self.zone,
             models_max=self.places,
             memory_bytes=self.memory,
             idle_s=self.idle_s,
@@ -146,9 +148,16 @@ class HostWorld(World):
         self._asked = 0
 
     def add_host(
-        self, models: list[SimModel], *, host_id: str = "h", memory: int = 100, places: int = 3
+        self,
+        models: list[SimModel],
+        *,
+        host_id: str = "h",
+        memory: int = 100,
+        places: int = 3,
+        zone: str = "",
     ) -> SimHost:
         host = self.hosts[host_id] = SimHost(self, host_id, models, memory=memory, places=places)
+        host.zone = zone
         host.report()
         self.settle()
         return host

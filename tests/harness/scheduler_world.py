@@ -39,6 +39,7 @@ def make_request(
     deadline: float = 0.0,
     attempt: str = "",
     window_s: int = 0,
+    zone: str = "",
 ) -> scheduler_pb2.InferenceRequest:
     request = scheduler_pb2.InferenceRequest(
         request_id=request_id,
@@ -51,6 +52,7 @@ def make_request(
         epoch=1,
         attempt_id=attempt,
         resume_window_s=window_s,
+        zone=zone,
     )
     request.params.max_tokens = max_tokens
     return request

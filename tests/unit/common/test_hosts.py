@@ -54,6 +54,7 @@ REFUSED: dict[str, tuple[host_pb2.HostStatus, str]] = {
     "no host": (status(host_id=""), "host_id"),
     "a pattern": (status(host_id="*"), "host_id"),
     "no incarnation": (status(incarnation=""), "incarnation"),
+    "a zone that could be none": (status(zone="a b"), "zone"),
     "a pool of two tokens": (status(pool="a.b"), "pool"),
     "nothing may be loaded": (status(models_max=0), "models_max"),
     "more than there are ids": (status(models_max=MOST_LOADED + 1), "models_max"),

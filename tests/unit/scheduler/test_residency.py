@@ -72,6 +72,43 @@ def test_as_many_leave_as_the_memory_needs() -> None:
     assert {model.name for model in host.held()} == {"large"}
 
 
+def loaded_at(world: HostWorld, name: str) -> list[str]:
+    return [host.host_id for host in world.hosts.values() if host.models[name] in host.held()]
+
+
+@pytest.mark.parametrize(("zone", "expected"), [("a", "near"), ("b", "far"), ("", "far"), ("c", "far")])
+def test_a_model_is_loaded_in_the_zone_it_is_asked_for_from(zone: str, expected: str) -> None:
+    """From no zone, and from one without a host, the most room decides."""
+    world = HostWorld(LIMITS)
+    world.add_host([SimModel("m")], host_id="near", zone="a", memory=50)
+    world.add_host([SimModel("m")], host_id="far", zone="b", memory=100)
+    world.ask("m", zone=zone)
+    world.until_quiet(20)
+    assert loaded_at(world, "m") == [expected]
+
+
+def test_room_is_made_in_the_zone_a_model_is_asked_for_from_where_that_disturbs_nobody_more() -> None:
+    world = HostWorld(LIMITS)
+    for host_id, zone in (("h1", "b"), ("h2", "a")):
+        world.add_host([SimModel(f"{host_id}-old"), SimModel("m")], host_id=host_id, zone=zone, places=1)
+        world.ask(f"{host_id}-old")
+    world.until_quiet(20)
+    world.ask("m", zone="a")
+    world.until_quiet(20)
+    assert loaded_at(world, "m") == ["h2"]
+
+
+def test_a_far_host_with_room_is_taken_before_a_near_one_without() -> None:
+    world = HostWorld(LIMITS)
+    world.add_host([SimModel("old"), SimModel("m")], host_id="near", zone="a", places=1)
+    world.ask("old")
+    world.until_quiet(20)
+    world.add_host([SimModel("m")], host_id="far", zone="b")
+    world.ask("m", zone="a")
+    world.until_quiet(20)
+    assert loaded_at(world, "m") == ["far"]
+
+
 def test_a_pinned_model_stays() -> None:
     world = HostWorld(LIMITS)
     host = world.add_host([SimModel("a", is_pinned=True), SimModel("b"), SimModel("c")], places=2)

@@ -20,9 +20,7 @@ def world() -> World:
 
 
 def submit(world: World, request_id: str, zone: str, prompt: int = 3) -> RequestKey:
-    request = make_request(request_id, prompt=prompt, at=world.now)
-    request.zone = zone
-    return world.submit(request)
+    return world.submit(make_request(request_id, prompt=prompt, at=world.now, zone=zone))
 
 
 def in_zone(worker: SimWorker, zone: str) -> SimWorker:

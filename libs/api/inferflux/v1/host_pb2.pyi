@@ -38,6 +38,7 @@ class HostStatus(_message.Message):
     STARTED_UNIX_MS_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     STORE_JOBS_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     incarnation: _builtins.str
@@ -57,6 +58,8 @@ class HostStatus(_message.Message):
     """A model that was not used for this long is unloaded; 0: only to make room."""
     term: _builtins.int
     """The latest lease term that it has seen; older ones are refused."""
+    zone: _builtins.str
+    """The zone that it is in; empty: it is not known."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostedModel]:
         """Every model that it can serve."""
@@ -79,11 +82,12 @@ class HostStatus(_message.Message):
         started_unix_ms: _builtins.int = ...,
         idle_s: _builtins.float = ...,
         term: _builtins.int = ...,
+        zone: _builtins.str = ...,
         store_jobs: _abc.Iterable[_model_pb2.StoreJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "idle_s", b"idle_s", "incarnation", b"incarnation", "is_leaving", b"is_leaving", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "models", b"models", "models_max", b"models_max", "pool", b"pool", "started_unix_ms", b"started_unix_ms", "store_jobs", b"store_jobs", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "idle_s", b"idle_s", "incarnation", b"incarnation", "is_leaving", b"is_leaving", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "models", b"models", "models_max", b"models_max", "pool", b"pool", "started_unix_ms", b"started_unix_ms", "store_jobs", b"store_jobs", "term", b"term", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

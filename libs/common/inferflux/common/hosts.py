@@ -65,6 +65,8 @@ def check_status(status: host_pb2.HostStatus) -> None:
     checks.check_token(status.incarnation, "incarnation")
     if status.pool:
         checks.check_token(status.pool, "pool")
+    if status.zone:
+        checks.check_token(status.zone, "zone")
     checks.check_range(status.models_max, 1, MOST_LOADED, "models_max")
     checks.check_range(status.memory_bytes, 0, MAX_BYTES, "memory_bytes")
     checks.check_range(status.memory_free_bytes, 0, MAX_BYTES, "memory_free_bytes")

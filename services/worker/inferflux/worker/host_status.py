@@ -51,6 +51,7 @@ class HostStatusReports:
             host_id=state.worker_id,
             incarnation=state.incarnation,
             pool=state.pool,
+            zone=state.zone,
             is_leaving=state.is_leaving,
             models_max=catalog.models_max,
             memory_bytes=catalog.memory_bytes,

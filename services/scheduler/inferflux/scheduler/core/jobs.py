@@ -234,6 +234,10 @@ class Job:
         """Where its readers are; empty: not known."""
         return self.request.zone
 
+    def is_far_from(self, zone: str) -> bool:
+        """Whether its readers are in another zone; what is not known is near."""
+        return bool(self.zone and zone and zone != self.zone)
+
     @property
     def priority(self) -> int:
         return self.request.priority

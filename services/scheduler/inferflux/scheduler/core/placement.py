@@ -119,7 +119,7 @@ def size_of(worker: WorkerSlots, model: str) -> Size:
 
 def _far(job: Job, zone: str) -> int:
     """Tokens that a worker of this zone counts as holding more, for this job."""
-    return FAR_TOKENS if job.zone and zone and zone != job.zone else 0
+    return FAR_TOKENS if job.is_far_from(zone) else 0
 
 
 def _held(job: Job, worker: WorkerSlots) -> int:

@@ -3,7 +3,7 @@
 A model that requests wait for, and that a host knows, is loaded: where there is room; else where models that
 are not used make room, the one used longest ago first; else, once its requests have waited for a
 while, in place of the model that has been loaded for longest. So each model has its turn, however many there
-are.
+are. Of hosts that are equal in that, one in the zone of the request that has waited for longest is taken.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class Residency:
         able = [host for host in hosts if self._may_load(host, wanted.model, now)]
         with_room = [host for host in able if self._fits(host, wanted.model)]
         if with_room:
-            host = max(with_room, key=lambda h: h.free_bytes)
+            near = [host for host in with_room if not wanted.first.is_far_from(host.status.zone)]
+            host = max(near or with_room, key=lambda h: h.free_bytes)
             return [self._load(host, wanted.model)]
         if self._is_room_coming(wanted.model, able, now):
             return []
@@ -231,15 +232,16 @@ class Residency:
 
     def _make_room(self, wanted: _Wanted, hosts: Iterable[HostView], now: float) -> list[Action]:
         may_disturb = now - wanted.since_s >= self._wait_s
-        choices: list[tuple[int, int, str, HostView, list[str]]] = []
+        choices: list[tuple[int, bool, int, str, HostView, list[str]]] = []
         for host in hosts:
             leave = self._who_leaves(host, wanted.model, now, may_disturb=may_disturb)
             if leave is not None:
                 disturbed = sum(self._is_busy(host, name) for name in leave)
-                choices.append((disturbed, len(leave), host.host_id, host, leave))
+                is_far = wanted.first.is_far_from(host.status.zone)
+                choices.append((disturbed, is_far, len(leave), host.host_id, host, leave))
         if not choices:
             return []
-        host, leave = min(choices, key=lambda choice: choice[:3])[3:]
+        host, leave = min(choices, key=lambda choice: choice[:4])[4:]
         self._plans[wanted.model] = _Plan(host.host_id, now)
         return [self._unload(host, name, "room") for name in leave]
 
