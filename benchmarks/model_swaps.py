@@ -1,12 +1,13 @@
 """What loading and unloading models costs running streams, and how long requests wait for a model.
 
-    python -m benchmarks.model_swaps [--other models/bench.gguf] [--swaps 10]
+    python -m benchmarks.model_swaps [--model-file FILE] [--other models/bench.gguf] [--swaps 10]
     python -m benchmarks.model_swaps --zipf 20 --room 3 [--seconds 300] [--rate 1.0]
 
-First: streams on the demo model, one after the other in each of 8 places, while another model is loaded,
+First: streams on a model, one after the other in each of 8 places, while another model is loaded,
 asked once, and unloaded, again and again. Prints how many streams failed, the longest time between two
 tokens of a stream ÷ the median without loads, and how long the other model's first token took: from the
-request that has it loaded.
+request that has it loaded. A prompt lengthens the steps that it is in, on purpose; so the longest time in
+which no request waited for its first token is printed as well: that is what loads alone cost.
 
 With `--zipf`: that many models are known, with room for `--room` of them beside the first one. Requests
 of 16 tokens come at random moments, `--rate` a second, for models by Zipf's law. Prints how many failed,
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -61,11 +64,24 @@ async def keep_busy(on: Ground, streams: list[Stream], chance: random.Random) ->
         await underway.task
 
 
+def longest_gap_beside_no_prompt_s(streams: Sequence[Stream], window: Window) -> float:
+    """The longest time between two tokens of a stream that lies in the window, while no request of the same
+    model waited for its first token."""
+    waits = [(s.sent_s, s.arrivals_s[0]) for s in streams if s.arrivals_s]
+    return max(
+        later - earlier
+        for stream in streams
+        for earlier, later in itertools.pairwise(stream.arrivals_s)
+        if window.has(earlier) and not any(began < later and first > earlier for began, first in waits)
+    )
+
+
 async def swaps(options: argparse.Namespace) -> dict[str, float]:
     """Streams beside loads."""
-    made = StackOptions(model=DEMO_MODEL, slots=_PLACES, threads=options.threads)
+    made = StackOptions(model=options.model_file, slots=_PLACES, threads=options.threads)
     chance = random.Random(options.seed)
     streams: list[Stream] = []
+    others: list[Stream] = []
     cold_s: list[float] = []
     async with ground(made) as on:
         name = options.other.name.removesuffix(".gguf")
@@ -84,22 +100,24 @@ async def swaps(options: argparse.Namespace) -> dict[str, float]:
             for _ in progress.track(range(options.swaps), description="loads"):
                 asked = on.caller.send(generate_request(name, [chance.choice(_IDS) for _ in range(32)], 4))
                 await asked.task
-                streams.append(asked.stream)
+                others.append(asked.stream)
                 cold_s.append(asked.stream.ttft_s)
                 await on.admin.unload_model(unload)
                 await until_state(on, name, model_pb2.MODEL_STATE_REGISTERED)
         swapping = Window(calm.end_s, time.perf_counter())
-        failed = sum(stream.has_failed for stream in streams)
+        failed = sum(stream.has_failed for stream in streams + others)
         for task in busy:
             task.cancel()
         await asyncio.gather(*busy, return_exceptions=True)
     typical = median_gap_s(streams, calm)
     return {
         "failed": failed,
-        "streams": len(streams),
+        "streams": len(streams) + len(others),
         "median_gap_ms": typical * 1000,
         "longest_gap_calm_ratio": longest_gap_s(streams, calm) / typical,
         "longest_gap_ratio": longest_gap_s(streams, swapping) / typical,
+        "longest_gap_calm_without_prompts_ratio": longest_gap_beside_no_prompt_s(streams, calm) / typical,
+        "longest_gap_without_prompts_ratio": longest_gap_beside_no_prompt_s(streams, swapping) / typical,
         "cold_first_token_s": median(cold_s),
     }
 
@@ -145,6 +163,7 @@ async def zipf(options: argparse.Namespace) -> dict[str, float]:
 
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
+    parser.add_argument("--model-file", type=Path, default=DEMO_MODEL, help="the model of the streams")
     parser.add_argument("--other", type=Path, default=BENCH_MODEL, help="the model that comes and goes")
     parser.add_argument("--swaps", type=positive, default=10)
     parser.add_argument("--threads", type=positive, default=1, help="of each engine")
