@@ -1,11 +1,13 @@
 """The primary of policy's Redis is lost: how long calls are refused, and what is lost of what was settled.
 
-    python -m benchmarks.redis_failover [--rounds 3] [--down-after-ms 1000] [--json FILE]
+    python -m benchmarks.redis_failover [--cluster] [--rounds 3] [--down-after-ms 1000] [--json FILE]
 
-A primary, a replica and three sentinels, and one policy process. Callers ask for Admit and Settle, one after
-the other, as gateways do. Meanwhile the primary is killed, or stopped; then it is started again, and follows.
-Each request is settled under an id of its own, again and again until policy takes it. In the end the tenant's
-counter tells how many were counted: more than were settled is some twice, fewer is some lost.
+A primary, a replica and three sentinels, and one policy process. With `--cluster`, a Redis Cluster of three
+primaries with a replica each; the primary is lost that has keys, limits, and the counters of the tenant.
+Callers ask for Admit and Settle, one after the other, as gateways do. Meanwhile the primary is killed, or
+stopped; then it is started again, and follows. Each request is settled under an id of its own, again and
+again until policy takes it. In the end the tenant's counter tells how many were counted: more than were
+settled is some twice, fewer is some lost.
 """
 
 from __future__ import annotations
@@ -29,20 +31,25 @@ from rich.table import Table
 from inferflux.common import grpc_client, store
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.redis_cluster.servers import ClusterServers
 from inferflux.common.sentinel_servers import SentinelServers
 from inferflux.common.servers import ServerProcess
 from inferflux.gateway.admission import Admission
+from inferflux.policy.storage.redis_keys import INDEX
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .admission import policy_process
 from .command_line import add_json, make_parser, positive, write_json
 
+Servers = SentinelServers | ClusterServers
+
 _CALLERS = 8
 _BEFORE_S, _AFTER_S = 1.0, 2.0
 _PAUSE_S = 0.02
 _LIMIT_S = 60.0
-_TENANT = "measured"
+# In a cluster, its counters are on the server that is lost.
+_TENANT = "lost"
 
 
 @dataclass(slots=True)
@@ -125,9 +132,10 @@ class Load:
                 return
 
 
-async def lose(how: str, index: int, servers: SentinelServers, admission: Admission, secret: str) -> Round:
-    """Lose the server `index`, which is the primary, and have it back as a replica."""
+async def lose(how: str, servers: Servers, admission: Admission, secret: str) -> Round:
+    """Lose the primary, and have it back as a replica."""
     figures = Round(how)
+    index = await servers.primary_of(INDEX)
     counted_before = await _counted(servers.url)
     load = Load(admission, secret, figures)
     running = asyncio.create_task(load.run())
@@ -166,14 +174,16 @@ async def measure(options: argparse.Namespace) -> list[Round]:
     service_key, secret = secrets.token_urlsafe(32), f"ifx_{secrets.token_urlsafe(32)}"
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-failover-")))
-        made = SentinelServers(folder, down_after_ms=options.down_after_ms)
-        servers = await stack.enter_async_context(made)
+        servers: Servers = SentinelServers(folder, down_after_ms=options.down_after_ms)
+        if options.cluster:
+            servers = ClusterServers(folder, n_replicas=1, node_timeout_ms=options.down_after_ms)
+        await stack.enter_async_context(servers)
         process = policy_process(servers.url, service_key=service_key, admin_key=secret)
         address = await stack.enter_async_context(process)
         channel = await stack.enter_async_context(grpc_client.channel(address))
         admission = Admission(channel, service_key=service_key, timeout_s=2.0)
         ways = [how for how in ("killed", "stopped") for _ in range(options.rounds)]
-        return [await lose(how, number % 2, servers, admission, secret) for number, how in enumerate(ways)]
+        return [await lose(how, servers, admission, secret) for how in ways]
 
 
 def show(rounds: list[Round]) -> Table:
@@ -189,8 +199,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=positive, default=3, help="of each kind of loss")
     parser.add_argument(
-        "--down-after-ms", type=positive, default=1000, help="silence that sentinels take as a loss"
+        "--down-after-ms", type=positive, default=1000, help="silence that is taken as a loss"
     )
+    parser.add_argument("--cluster", action="store_true", help="a Redis Cluster instead of sentinels")
     add_json(parser)
     return parser.parse_args(arguments)
 

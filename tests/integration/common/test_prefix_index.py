@@ -23,6 +23,7 @@ from inferflux.common.prefixes.index import (
     Tier,
 )
 from inferflux.common.prefixes.salt import SALT_BYTES, SharedSalt
+from inferflux.common.redis_cluster.servers import ClusterServers
 from inferflux.common.servers import ServerProcess
 
 HASHER = PrefixHasher(bytes(32), model_digest="digest", block_tokens=2)
@@ -41,9 +42,20 @@ def all_new(hashes: Sequence[bytes], tier: Tier = Tier.DEVICE) -> Change:
     return Change(None, 1, added=blocks)
 
 
+@pytest.fixture(scope="module", params=["server", "cluster"])
+async def redis_url(
+    request: pytest.FixtureRequest, valkey_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[str]:
+    if request.param == "server":
+        yield valkey_url
+        return
+    async with ClusterServers(tmp_path_factory.mktemp("redis-cluster")) as servers:
+        yield servers.url
+
+
 @pytest.fixture
-async def redis(valkey_url: str) -> AsyncIterator[Redis]:
-    client = store.connect(valkey_url)
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = store.connect(redis_url)
     yield client
     await client.aclose()
 

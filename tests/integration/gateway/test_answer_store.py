@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from inferflux.common import store
-from inferflux.common.servers import ServerProcess
+from inferflux.common.redis_cluster.servers import ClusterServers
 from inferflux.gateway.answers.store import (
     OVERHEAD_BYTES,
     PREFIX,
@@ -29,9 +29,22 @@ def name() -> bytes:
     return uuid.uuid4().bytes * 2
 
 
+@pytest.fixture(scope="module", params=["server", "cluster"])
+async def redis_url(
+    request: pytest.FixtureRequest, valkey_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[str]:
+    if request.param == "server":
+        yield valkey_url
+        return
+    async with ClusterServers(tmp_path_factory.mktemp("redis-cluster")) as servers:
+        yield servers.url
+
+
 @pytest.fixture
-async def redis(private_valkey: ServerProcess) -> AsyncIterator[Redis]:
-    client = store.connect(private_valkey.url)
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = store.connect(redis_url)
+    async for name in client.scan_iter(f"{PREFIX}*"):
+        await client.unlink(name)
     yield client
     await client.aclose()
 

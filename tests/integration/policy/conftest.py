@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import pytest
 import redis.asyncio
 from harness.policy import PolicyProcess
 from harness.postgres import Postgres
 
+from inferflux.common.redis_cluster.servers import ClusterServers
 from inferflux.common.servers import ServerProcess
 from inferflux.policy import keys
 from inferflux.policy.storage.file import PATH
@@ -45,11 +47,12 @@ async def start_policy(tmp_path: Path) -> AsyncIterator[StartPolicy]:
 
 @dataclass(frozen=True)
 class Running:
-    """One policy process, its admin key, and the store under it."""
+    """One policy process, its admin key, and the store under it, with a client of all its keys."""
 
     policy: PolicyProcess
     admin: str
     redis: redis.asyncio.Redis
+    url: str
 
 
 @pytest.fixture(scope="session")
@@ -62,20 +65,24 @@ def policy_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
     server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=["server", "cluster"])
 async def running(
-    tmp_path_factory: pytest.TempPathFactory, policy_valkey: ServerProcess
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, policy_valkey: ServerProcess
 ) -> AsyncIterator[Running]:
     """A policy process that many tests share: none of them may stop it or what is under it."""
     admin = keys.generate()
     directory = tmp_path_factory.mktemp("policy")
-    policy = PolicyProcess(directory, policy_valkey.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
-    policy.start()
-    await policy.wait_ready()
-    client = redis.asyncio.Redis.from_url(policy_valkey.url)
-    yield Running(policy, admin, client)
-    await client.aclose()
-    await policy.close()
+    async with AsyncExitStack() as stack:
+        url, client = policy_valkey.url, redis.asyncio.Redis.from_url(policy_valkey.url)
+        if request.param == "cluster":
+            servers = await stack.enter_async_context(ClusterServers(directory / "cluster"))
+            url, client = servers.url, cast("redis.asyncio.Redis", servers.client_of_all())
+        stack.push_async_callback(client.aclose)
+        policy = PolicyProcess(directory, url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
+        stack.push_async_callback(policy.close)
+        policy.start()
+        await policy.wait_ready()
+        yield Running(policy, admin, client, url)
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 from harness.policy import PolicyProcess, refusal
+from harness.slot_move import SlotMove
 
 from inferflux.common import store
-from inferflux.common.errors import Unauthenticated, Unavailable, from_rpc
+from inferflux.common.errors import InferFluxError, ResourceExhausted, Unauthenticated, Unavailable, from_rpc
+from inferflux.common.redis_cluster.servers import ClusterServers
 from inferflux.common.sentinel_servers import SentinelServers
 from inferflux.policy import keys
 from inferflux.policy.usage_store import UsageStore
@@ -20,11 +22,22 @@ from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import StartPolicy
 
+Servers = SentinelServers | ClusterServers
 
-@pytest.fixture
-async def sentinels(tmp_path: Path) -> AsyncIterator[SentinelServers]:
-    async with SentinelServers(tmp_path / "redis") as stack:
-        yield stack
+# Which of policy's keys is lost with its server.
+LOST = "inferflux:{keys}:index"
+
+
+@pytest.fixture(params=[SentinelServers, ClusterServers])
+async def servers(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Servers]:
+    """What loses a primary and goes on with its replica."""
+    made = (
+        SentinelServers(tmp_path)
+        if request.param is SentinelServers
+        else ClusterServers(tmp_path, n_replicas=1)
+    )
+    async with made as running:
+        yield running
 
 
 async def admitted_again(policy: PolicyProcess, secret: str) -> None:
@@ -44,10 +57,10 @@ async def admitted_again(policy: PolicyProcess, secret: str) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_a_lost_primary_loses_no_key_revokes_none_less_and_settles_nothing_twice(
-    sentinels: SentinelServers, start_policy: StartPolicy, how: str
+    servers: Servers, start_policy: StartPolicy, how: str
 ) -> None:
     admin = keys.generate()
-    policy = await start_policy(sentinels.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
+    policy = await start_policy(servers.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
     kept, revoked = [await policy.create_key(admin) for _ in range(2)]
     settled = policy_pb2.SettleRequest(
         request_id="r-1",
@@ -61,7 +74,7 @@ async def test_a_lost_primary_loses_no_key_revokes_none_less_and_settles_nothing
     await policy.stub.Settle(settled, timeout=10)
     await policy.revoke(admin, revoked.api_key.key_id)
 
-    primary = sentinels.servers[0]
+    primary = servers.servers[await servers.primary_of(LOST)]
     primary.kill() if how == "killed" else primary.pause()
     error = await refusal(policy.admit(kept.secret))
     assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -73,25 +86,101 @@ async def test_a_lost_primary_loses_no_key_revokes_none_less_and_settles_nothing
         assert isinstance(from_rpc(await refusal(policy.admit(revoked.secret))), Unauthenticated)
         await policy.stub.Settle(settled, timeout=10)
         assert (await policy.admit(kept.secret)).tenant == "acme"
-    redis = store.connect(sentinels.url)
+    redis = store.connect(servers.url)
     usage = await UsageStore(redis, timeout_s=5).usage("acme")
     await redis.aclose()
     assert (usage["requests"], usage["completion_tokens"]) == (1, 5)
     await policy.wait_ready()
 
 
-async def test_a_revocation_that_no_replica_has_is_told(
-    sentinels: SentinelServers, start_policy: StartPolicy
-) -> None:
+async def test_a_revocation_that_no_replica_has_is_told(servers: Servers, start_policy: StartPolicy) -> None:
     admin = keys.generate()
-    policy = await start_policy(sentinels.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
+    policy = await start_policy(servers.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
     made = await policy.create_key(admin)
-    sentinels.servers[1].pause()
+    replica = servers.replica_of(await servers.primary_of(LOST))
+    servers.servers[replica].pause()
     error = from_rpc(await refusal(policy.revoke(admin, made.api_key.key_id)))
     assert isinstance(error, Unavailable)
     assert error.reason == "NOT_REPLICATED"
     assert isinstance(from_rpc(await refusal(policy.admit(made.secret))), Unauthenticated)
-    sentinels.servers[1].resume()
-    await sentinels.replicates()
+    servers.servers[replica].resume()
+    await servers.replicates(replica)
     another = await policy.create_key(admin)
     await policy.revoke(admin, another.api_key.key_id)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[ClusterServers]:
+    async with ClusterServers(tmp_path) as running:
+        yield running
+
+
+async def test_while_a_slot_moves_a_key_is_revoked_for_good_or_not_at_all(
+    cluster: ClusterServers, start_policy: StartPolicy
+) -> None:
+    admin = keys.generate()
+    policy = await start_policy(cluster.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
+    first, second = [await policy.create_key(admin) for _ in range(2)]
+    source = await cluster.primary_of(LOST)
+    move = SlotMove(cluster, LOST, source=source, target=(source + 1) % 3)
+    await move.begin()
+    for name in await move.names():
+        assert (await policy.admit(first.secret)).tenant == "acme"
+        error = from_rpc(await refusal(policy.revoke(admin, first.api_key.key_id)))
+        assert isinstance(error, Unavailable)
+        assert error.reason == "STORE_UNAVAILABLE"
+        await move.move(name)
+    await move.end()
+    await policy.revoke(admin, first.api_key.key_id)
+    assert isinstance(from_rpc(await refusal(policy.admit(first.secret))), Unauthenticated)
+    assert (await policy.admit(second.secret)).tenant == "acme"
+
+
+async def test_while_a_slot_moves_limits_refuse_or_count_and_never_begin_anew(
+    cluster: ClusterServers, start_policy: StartPolicy
+) -> None:
+    admin = keys.generate()
+    policy = await start_policy(cluster.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
+    made = await policy.create_key(admin)
+    await policy.limit(admin, f"tenant:{made.api_key.tenant}", requests_per_day=3)
+    await policy.admit(made.secret, is_counted=True)
+    rules = "inferflux:{limits}:rules"
+    source = await cluster.primary_of(rules)
+    move = SlotMove(cluster, rules, source=source, target=(source + 1) % 3)
+    await move.begin()
+    for name in await move.names():
+        assert (
+            from_rpc(await refusal(policy.admit(made.secret, is_counted=True))).reason == "STORE_UNAVAILABLE"
+        )
+        await move.move(name)
+    await move.end()
+    await policy.admit(made.secret, is_counted=True)
+    await policy.admit(made.secret, is_counted=True)
+    assert isinstance(from_rpc(await refusal(policy.admit(made.secret, is_counted=True))), ResourceExhausted)
+
+
+async def test_a_primary_that_is_cut_off_from_the_others_serves_nobody(
+    cluster: ClusterServers, start_policy: StartPolicy
+) -> None:
+    admin = keys.generate()
+    policy = await start_policy(cluster.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin)
+    made = await policy.create_key(admin)
+    alone = await cluster.primary_of(LOST)
+    others = [each for index, each in enumerate(cluster.servers) if index != alone]
+    for each in others:
+        each.pause()
+    async with asyncio.timeout(30):
+        while (error := await _refused(policy, made.secret)) is None:
+            await asyncio.sleep(0.05)
+    assert error.reason == "STORE_UNAVAILABLE"
+    for each in others:
+        each.resume()
+    await admitted_again(policy, made.secret)
+
+
+async def _refused(policy: PolicyProcess, secret: str) -> InferFluxError | None:
+    try:
+        await policy.admit(secret)
+    except grpc.aio.AioRpcError as error:
+        return from_rpc(error)
+    return None

@@ -220,9 +220,9 @@ async def test_reserve_is_skipped_only_where_nothing_is_to_be_decided(running: R
 
 
 async def test_what_one_process_writes_others_hold_to_soon(
-    running: Running, admin: Admin, start_policy: StartPolicy, policy_valkey: Any
+    running: Running, admin: Admin, start_policy: StartPolicy
 ) -> None:
-    other = await start_policy(policy_valkey.url)
+    other = await start_policy(running.url)
     tenant = new_tenant()
     await reserve(other, tenant, "verboten")
     await admin.set(tenant, blocked=[Blocked(text="verboten")])

@@ -11,6 +11,7 @@ from harness.policy import bearer, refusal
 from inferflux.common import grpc_client
 from inferflux.common.errors import InvalidArgument, from_rpc
 from inferflux.common.scopes import Scope
+from inferflux.common.store import connect
 from inferflux.policy import keys
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.keys import ApiKeyRecord
@@ -187,7 +188,8 @@ async def test_the_list_says_everything_but_the_secret(running: Running) -> None
 
 
 async def test_a_list_is_whole_however_many_keys_there_are(running: Running) -> None:
-    store = RedisKeys(running.redis, StoreGuard(timeout_s=5))
+    client = connect(running.url)
+    store = RedisKeys(client, StoreGuard(timeout_s=5))
     digests = {keys.digest_of(f"many-{i}") for i in range(1000)}
     for digest in digests:
         await store.add(ApiKeyRecord(digest, "many", "one of many", (Scope.MODELS,), 7))
@@ -196,6 +198,7 @@ async def test_a_list_is_whole_however_many_keys_there_are(running: Running) -> 
     assert all(k.created_at.ToMilliseconds() == 7 for k in listed)
     for digest in digests:
         assert await store.revoke(keys.key_id_of(digest), version=1)
+    await client.aclose()
     assert not await running.policy.list_keys(running.admin, tenant="many")
 
 

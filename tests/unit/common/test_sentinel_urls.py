@@ -35,8 +35,6 @@ def test_passwords_of_servers_and_of_sentinels_are_told_apart() -> None:
         ("redis+sentinel://a:1/store/x", "the number of a database"),
         ("redis+sentinel://a:1/store?sentinel_pass=x", "sentinel_pass is no option"),
         ("redis+sentinel://a:1/store?unknown=x", "unexpected keyword argument"),
-        ("redis-cluster://a:1,b:2", "a Redis Cluster is not spoken"),
-        ("rediss+cluster://a:1", "a Redis Cluster is not spoken"),
     ],
 )
 def test_what_is_wrong_is_said_by_name(url: str, why: str) -> None:

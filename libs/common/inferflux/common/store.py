@@ -15,9 +15,16 @@ from redis.backoff import ExponentialWithJitterBackoff
 
 from inferflux.common import sentinel
 from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.redis_cluster import url as cluster
+from inferflux.common.redis_cluster.client import ClusterRedis
 from inferflux.common.tls import ClientTls, TlsFiles
 
 POOL_SIZE = 64
+WHOLE_SLOT = "whole-slot"
+"""After a prefix, a name that nothing is ever stored under. A script that touches keys whose names it finds
+out itself gets it beside another key. So a cluster refuses the script while it moves their slot key by key:
+otherwise the script would run where some of the keys are not any more."""
+
 _CONNECT_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 2.0
 # A server that is there and cannot serve: a full disk, too few replicas, a script that does not end. The
@@ -28,10 +35,9 @@ FAILURES = (redis.exceptions.RedisError, OSError, TimeoutError)
 # How uvloop's RuntimeError for a write to a closed transport ends.
 _CLOSED_TRANSPORT = "the handler is closed"
 _BAD_URL = (
-    "not a URL of redis://, rediss://, redis+sentinel:// or unix://, or one with a wrong option. In a "
-    "password, / ? # @ : % are written %2F %3F %23 %40 %3A %25"
+    "not a URL of redis://, rediss://, redis+sentinel://, redis-cluster:// or unix://, or one with a wrong "
+    "option. In a password, / ? # @ : % are written %2F %3F %23 %40 %3A %25"
 )
-_NO_CLUSTER = "a Redis Cluster is not spoken: name one server, or sentinels with redis+sentinel://"
 
 
 class _Connection(AbstractConnection):
@@ -67,34 +73,51 @@ def connect(url: str, *, tls: TlsFiles | None = None) -> redis.asyncio.Redis:
     """A client with a bounded pool and bounded waits. It connects on its first command.
 
     Args:
-        url: of one server, or of sentinels that know which server is the primary (`sentinel.parse`).
+        url: of one server, of sentinels that know which server is the primary (`sentinel.parse`), or of
+            servers of a cluster (`cluster.parse`).
         tls: how to speak it with servers at a URL of `rediss://` that has no options of its own for that.
 
     Raises:
         InvalidArgument: the URL is not one, or a file of `tls` cannot be used.
     """
     try:
-        if "cluster" in url.partition("://")[0]:
-            raise _refused(_NO_CLUSTER)
+        if "cluster" in url.partition("://")[0] and not cluster.is_of_cluster(url):
+            raise _refused(f"a Redis Cluster is named by {' or '.join(f'{s}://' for s in cluster.SCHEMES)}")
+        if cluster.is_of_cluster(url):
+            target = cluster.parse(url)
+            return ClusterRedis(target.seeds, lambda address: _one(target.of_server(address), tls))
         if sentinel.is_of_sentinels(url):
-            pool: redis.asyncio.BlockingConnectionPool = _pool_of_sentinels(sentinel.parse(url), tls)
-        else:
-            pool = _pool_of_one(url, tls)
-        pool.connection_kwargs["decode_responses"] = False
-        if issubclass(pool.connection_class, Connection):
-            pool.connection_kwargs["socket_keepalive"] = True
-        pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know
-    except sentinel.BadSentinelUrl as error:
+            return _over(_pool_of_sentinels(sentinel.parse(url), tls))
+        return _one(url, tls)
+    except (sentinel.BadSentinelUrl, cluster.BadClusterUrl) as error:
         raise _refused(str(error)) from None
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
         # The client's own text may have a part of a password that was not escaped.
         raise _refused(_BAD_URL if "@" in url else str(error)) from None
-    return redis.asyncio.Redis.from_pool(pool)
 
 
-def has_replicas(client: redis.asyncio.Redis) -> bool:
-    """Whether its server may be replaced by a replica: it is found through sentinels."""
+async def has_replicas(client: redis.asyncio.Redis, key: str) -> bool:
+    """Whether the server that has a key may be replaced by a replica: one that sentinels watch, or of a
+    cluster.
+
+    Raises:
+        redis.exceptions.ConnectionError: no server of the cluster answers.
+    """
+    if isinstance(client, ClusterRedis):
+        return await client.has_replicas(key)
     return isinstance(client.connection_pool, sentinel.SentinelPool)
+
+
+def _one(url: str, tls: TlsFiles | None) -> redis.asyncio.Redis:
+    return _over(_pool_of_one(url, tls))
+
+
+def _over(pool: redis.asyncio.BlockingConnectionPool) -> redis.asyncio.Redis:
+    pool.connection_kwargs["decode_responses"] = False
+    if issubclass(pool.connection_class, Connection):
+        pool.connection_kwargs["socket_keepalive"] = True
+    pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def _pool_of_one(url: str, tls: TlsFiles | None) -> redis.asyncio.BlockingConnectionPool:

@@ -100,7 +100,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
             background.start(opened.work(shutdown))
         secret = settings.bootstrap_key.get_secret_value()
         bootstrap = Bootstrap(storage.keys, secret, path=settings.first_key_path)
-        watch = StoreWatch(storage, parts.usage, bootstrap, server, probe, metrics)
+        watch = StoreWatch(storage, parts.limiter, bootstrap, server, probe, metrics)
         await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
         probe.set_ready("running", ok=False, detail="shutting down")
         await server.stop(settings.drain_limit_s)
@@ -201,14 +201,14 @@ class StoreWatch:
     def __init__(
         self,
         storage: Storage,
-        usage: UsageStore,
+        limiter: Limiter,
         bootstrap: Bootstrap,
         server: GrpcServer,
         probe: Probe,
         metrics: PolicyMetrics,
     ) -> None:
         self._storage = storage
-        self._usage = usage
+        self._limiter = limiter
         self._bootstrap = bootstrap
         self._server = server
         self._probe = probe
@@ -220,7 +220,7 @@ class StoreWatch:
         while not is_ending:
             try:
                 await self._storage.check()
-                await self._usage.check()
+                await self._limiter.check()
                 await self._bootstrap.ensure()
                 self._note(is_up=True)
             except Unavailable as error:

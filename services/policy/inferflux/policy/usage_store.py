@@ -56,11 +56,6 @@ class UsageStore:
             added = cast("list[int]", await self._settle(keys, [remember_s, *flat]))
         return dict(zip(counters, added, strict=True))
 
-    async def check(self) -> None:
-        """Raises Unavailable when Redis does not answer."""
-        async with self._guard.limit():
-            await self._redis.ping()
-
     async def usage(self, tenant: str) -> dict[str, int]:
         """The counters of a tenant: see `SettledRequest.counters`."""
         async with self._guard.limit():

@@ -170,11 +170,12 @@ class PrefixIndex:
         calls = [
             _Call([_key(holder) for holder in holders], [b"".join(hashes), HASH_BYTES])
             for holders, hashes in asked
+            if holders  # a call without a key has no place in a cluster
         ]
-        answers = await self._run(_LONGEST, calls)
+        answers = iter(await self._run(_LONGEST, calls))
         return [
-            dict(_matches(holders, cast("list[object]", answer)))
-            for (holders, _hashes), answer in zip(asked, answers, strict=True)
+            dict(_matches(holders, cast("list[object]", next(answers)))) if holders else {}
+            for holders, _hashes in asked
         ]
 
     async def write(self, holder: Holder, changes: Iterable[Change]) -> bool:

@@ -13,13 +13,17 @@ loses its. So no tenant can push out the few answers of another.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
+
+from inferflux.common.store import WHOLE_SLOT
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 PREFIX = "inferflux:{answers}:"
+_ENTRIES, _WHOLE = f"{PREFIX}entries", f"{PREFIX}{WHOLE_SLOT}"
 # What an answer takes beside its own bytes: its name, five times, and Redis's own bookkeeping.
 OVERHEAD_BYTES = 512
 # Answers that one round trip looks at to clear them.
@@ -80,9 +84,9 @@ local function remove(gone)
 end
 """
 
-# KEYS: the answer. ARGV: prefix, name, milliseconds that it lives, tenant, answer, its bytes with all that
-# belongs to it, budgets of a tenant and of all, model. Returns the bytes of all, and how many answers were
-# evicted.
+# KEYS: the answer, WHOLE_SLOT. ARGV: prefix, name, milliseconds that it lives, tenant, answer, its bytes with
+# all that belongs to it, budgets of a tenant and of all, model. Returns the bytes of all, and how many
+# answers were evicted.
 _KEEP = f"""
 local prefix, name, lifetime_ms, tenant = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local size, tenant_budget, budget, model = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
@@ -129,8 +133,9 @@ end
 return {{bytes_of('total'), evicted}}
 """
 
-# ARGV: prefix, cursor, entries to look at, tenant, model; the last two may be empty for any. Returns the
-# cursor of the next call, or '0', how many answers were removed, and their bytes.
+# KEYS: hash of entries, WHOLE_SLOT. ARGV: prefix, cursor, entries to look at, tenant, model; the last two may
+# be empty for any. Returns the cursor of the next call, or '0', how many answers were removed, and their
+# bytes.
 _CLEAR = f"""
 local prefix, cursor, tenant, model = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 {_REMOVE}
@@ -147,12 +152,13 @@ end
 return {{found[1], removed, freed}}
 """
 
-# KEYS: answers. ARGV: hash of entries, and the name of each answer. Removes those that have no entry: it may
+# KEYS: hash of entries, and answers. ARGV: the name of each answer. Removes those that have no entry: it may
 # have been evicted by Redis. Returns how many, and their bytes.
 _CLEAR_UNKNOWN = """
 local removed, freed = 0, 0
-for at, key in ipairs(KEYS) do
-  if redis.call('HEXISTS', ARGV[1], ARGV[at + 1]) == 0 then
+for at, name in ipairs(ARGV) do
+  local key = KEYS[at + 1]
+  if redis.call('HEXISTS', KEYS[1], name) == 0 then
     local size = redis.call('MEMORY', 'USAGE', key)
     if size then removed, freed = removed + 1, freed + size end
     redis.call('UNLINK', key)
@@ -221,7 +227,7 @@ class AnswerStore:
         size = len(sealed) + OVERHEAD_BYTES
         arguments: list[str | bytes | int] = [PREFIX, name.hex(), self._lifetime_ms, tenant, sealed, size]
         budgets = [limits.tenant_bytes, limits.max_bytes]
-        answer = await self._keep([_key(name)], [*arguments, *budgets, model])
+        answer = await self._keep([_key(name), _WHOLE], [*arguments, *budgets, model])
         total, evicted = cast("list[int]", answer)
         return Kept(total, evicted)
 
@@ -242,21 +248,28 @@ async def clear(redis: Redis, *, tenant: str = "", model: str = "") -> Cleared:
     answers = n_bytes = 0
     cursor = b"0"
     while True:
-        answer = await known([], [PREFIX, cursor, _CLEARED_AT_ONCE, tenant, model])
+        answer = await known([_ENTRIES, _WHOLE], [PREFIX, cursor, _CLEARED_AT_ONCE, tenant, model])
         cursor, removed, freed = cast("tuple[bytes, int, int]", answer)
         answers, n_bytes = answers + removed, n_bytes + freed
         if cursor == b"0":
             break
-    at = 0
-    while True:
-        scanned = await redis.scan(at, match=f"{PREFIX}answer:*", count=_CLEARED_AT_ONCE)
-        at, keys = cast("tuple[int, list[bytes]]", scanned)
-        if keys:
-            names = [key.rpartition(b":")[2] for key in keys]
-            removed, freed = cast("list[int]", await unknown(keys, [f"{PREFIX}entries", *names]))
-            answers, n_bytes = answers + removed, n_bytes + freed
-        if not at:
-            return Cleared(answers, n_bytes)
+    async for keys in _names(redis):
+        names = [key.rpartition(b":")[2] for key in keys]
+        removed, freed = cast("list[int]", await unknown([_ENTRIES, *keys], names))
+        answers, n_bytes = answers + removed, n_bytes + freed
+    return Cleared(answers, n_bytes)
+
+
+async def _names(redis: Redis) -> AsyncIterator[list[bytes]]:
+    """The keys of all answers, some at a time; a cluster that moves them has them in several places."""
+    keys: list[bytes] = []
+    async for key in redis.scan_iter(match=f"{PREFIX}answer:*", count=_CLEARED_AT_ONCE):
+        keys.append(cast("bytes", key))
+        if len(keys) == _CLEARED_AT_ONCE:
+            yield keys
+            keys = []
+    if keys:
+        yield keys
 
 
 def _key(name: bytes) -> str:

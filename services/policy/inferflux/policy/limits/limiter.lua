@@ -1,6 +1,7 @@
 -- The limiter: everything it does is one call of this script, so it is atomic, and one round trip.
 --
 -- KEYS[1]  prefix of all its keys, with the hash tag that keeps them in one slot of a cluster
+-- KEYS[2]  WHOLE_SLOT, as `store.py` has it
 -- ARGV[1]  what to do: a name in `operations`
 -- ARGV[2]  the time in ms since 1970; '': this server's
 -- ARGV[3]  arguments, as JSON

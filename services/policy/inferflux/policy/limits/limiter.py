@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from inferflux.common import rate_limits
 from inferflux.common.errors import ResourceExhausted
+from inferflux.common.store import WHOLE_SLOT
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.together import Together
 from inferflux.v1 import policy_pb2
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _SCRIPT = (Path(__file__).parent / "limiter.lua").read_text()
 _PREFIX = "inferflux:{limits}:"
+_KEYS = (_PREFIX, f"{_PREFIX}{WHOLE_SLOT}")
 # Requests that one run of the script counts: Redis does nothing else meanwhile.
 _ADMITS = 64
 
@@ -178,6 +180,11 @@ class Limiter:
         answer = await self._run("sweep", lease_ms=self._lease_ms, remember_s=self._remember_s)
         return int(answer["expired"])
 
+    async def check(self) -> None:
+        """Raises Unavailable when the Redis that has the counters does not answer."""
+        async with self._guard.limit():
+            await self._redis.exists(f"{_PREFIX}swept")
+
     async def usage(self, subject: str) -> list[policy_pb2.RateLimitUsage]:
         """What a subject has used of each of its limits."""
         rows = (await self._run("usage", subject=subject, **await self._given_rules([subject])))["usage"]
@@ -193,7 +200,7 @@ class Limiter:
     async def _run(self, operation: str, **given: object) -> dict[str, Any]:
         now = "" if self._clock_ms is None else self._clock_ms()
         async with self._guard.limit():
-            answer = await self._script([_PREFIX], [operation, now, json.dumps(given)])
+            answer = await self._script(_KEYS, [operation, now, json.dumps(given)])
         return cast("dict[str, Any]", json.loads(answer))
 
 

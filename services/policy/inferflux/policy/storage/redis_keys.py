@@ -7,7 +7,7 @@
     inferflux:{keys}:roles          hash    name -> role, as JSON
     inferflux:{keys}:bootstrapped   set     marks of `KeyStore.bootstrap` ever written at a start
 
-The braces keep together, in a Redis cluster, what one script touches. Calls are one round trip, but for
+The braces keep together, in a Redis Cluster, what one script touches. Calls are one round trip, but for
 `all_keys`, `find_by_id`, `find` of a secret before a rotation, and a script's first use after a server start.
 Keys that are looked up at the same time share one, and so do roles.
 Each round trip ends within `timeout_s`: what cannot be read is refused, never assumed.
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from inferflux.common.store import WHOLE_SLOT
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import BUILTIN, Role
@@ -35,6 +36,7 @@ KEY = "inferflux:{keys}:key:"
 INDEX = "inferflux:{keys}:index"
 BOOTSTRAPPED = "inferflux:{keys}:bootstrapped"
 ROLES = "inferflux:{keys}:roles"
+_WHOLE = f"inferflux:{{keys}}:{WHOLE_SLOT}"
 _LIST_BATCH = 256
 # Keys that one round trip looks up.
 _LOOKUPS = 64
@@ -45,7 +47,8 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[2], unpack(ARGV, 3))
 """
 
-# KEYS: index, last used. ARGV: record prefix, key id, version. Returns 1 when there was such a key.
+# KEYS: index, last used, WHOLE_SLOT. ARGV: record prefix, key id, version. Returns 1 when there was such a
+# key.
 _REVOKE = """
 local digest = redis.call('HGET', KEYS[1], ARGV[2])
 if not digest then return 0 end
@@ -58,8 +61,9 @@ redis.call('HDEL', KEYS[2], ARGV[2])
 return 1
 """
 
-# KEYS: index. ARGV: record prefix, key id, version before, old digest, new digest, until when the old one is
-# valid (ms, 0: not), field, value, ... of the new record. Returns 1 when the key had that version and digest.
+# KEYS: index, WHOLE_SLOT. ARGV: record prefix, key id, version before, old digest, new digest, until when the
+# old one is valid (ms, 0: not), field, value, ... of the new record. Returns 1 when the key had that version
+# and digest.
 _REPLACE = """
 local prefix, id, old, new = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 if redis.call('HGET', KEYS[1], id) ~= old then return 0 end
@@ -183,7 +187,7 @@ class RedisKeys:
 
     async def revoke(self, key_id: str, *, version: int) -> bool:
         """Remove a key; False unless there is one of that id and version."""
-        return bool(await self._writes.run(self._revoke, [INDEX, LAST_USED], [KEY, key_id, version]))
+        return bool(await self._writes.run(self._revoke, [INDEX, LAST_USED, _WHOLE], [KEY, key_id, version]))
 
     async def replace(self, record: ApiKeyRecord) -> bool:
         """Write a changed key; False unless the stored one is of the version before."""
@@ -194,7 +198,7 @@ class RedisKeys:
         flat = [x for pair in record.fields().items() for x in pair]
         until = record.previous_until_unix_ms
         head: list[str | int] = [KEY, record.key_id, record.version - 1, old.digest, record.digest, until]
-        return bool(await self._writes.run(self._replace, [INDEX], [*head, *flat]))
+        return bool(await self._writes.run(self._replace, [INDEX, _WHOLE], [*head, *flat]))
 
     async def note_used(self, used_unix_ms: Mapping[str, int]) -> None:
         """Say when keys were last used, by key id; those that are gone are left out."""

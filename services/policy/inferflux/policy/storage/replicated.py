@@ -18,16 +18,11 @@ _PART_OF_LIMIT = 0.6
 
 
 class ReplicatedWrites:
-    """Runs scripts that write. Where a replica may become the primary, one must have what was written.
-
-    Args:
-        redis: where it was found through sentinels, replicas are waited for.
-    """
+    """Runs scripts that write. Where a replica may become the primary, one must have what was written."""
 
     def __init__(self, redis: Redis, guard: StoreGuard) -> None:
         self._redis = redis
         self._guard = guard
-        self._waits = has_replicas(redis)
 
     async def run(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         """What the script returns; nothing was written where that is 0.
@@ -36,7 +31,7 @@ class ReplicatedWrites:
             Unavailable: Redis did not answer, or no replica did (NOT_REPLICATED): then it was written.
         """
         async with self._guard.limit():
-            if not self._waits:
+            if not await has_replicas(self._redis, keys[0]):
                 return await script(list(keys), list(arguments))
             # WAIT is about what its own connection has written.
             pipeline = self._redis.pipeline(transaction=False)
