@@ -90,6 +90,10 @@ class PolicyProcess:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(15)
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
     async def close(self) -> None:
         await self.channel.close()
         if self.process is not None and self.process.poll() is None:

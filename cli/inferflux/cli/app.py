@@ -106,6 +106,15 @@ def up(
     nats: Annotated[
         int, typer.Option("--nats", help="Servers of NATS: 1, or 3 or 5, of which 1 or 2 may be lost.")
     ] = 1,
+    redis: Annotated[
+        int,
+        typer.Option(
+            "--redis", help="Servers of Redis: 1, or 6: a cluster whose three primaries each have a replica."
+        ),
+    ] = 1,
+    policies: Annotated[
+        int, typer.Option(min=1, max=16, help="Policy processes; all but the first take free ports.")
+    ] = 1,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Workers, each with the whole model.")] = 1,
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")
@@ -149,9 +158,15 @@ def up(
 
     if nats not in (1, 3, 5):
         raise typer.BadParameter("1, 3 or 5: two servers lose one no better than one", param_hint="--nats")
+    if redis not in (1, 6):
+        raise typer.BadParameter("1, or 6: three primaries, each with a replica", param_hint="--redis")
+    if tls and policies > 1:
+        raise typer.BadParameter("1 with --tls: gateways check its name", param_hint="--policies")
     options = StackOptions(
         model=model,
         model_name=model_name,
+        redis_servers=redis,
+        policies=policies,
         nats_servers=nats,
         state_dir=state_path(state_dir),
         gateway_port=gateway_port,

@@ -29,7 +29,7 @@ class LoneNats:
     def __init__(self, path: Path) -> None:
         self.state_dir = StateDir(path)
         self.state_dir.prepare()
-        self.ports = Ports(nats=(free_port(),), redis=1, policy=1, gateway=1, http=1)
+        self.ports = Ports(nats=(free_port(),), redis=(1,), policy=1, gateway=1, http=1)
         self.access: Access = grant(self.state_dir, ["worker-0"])
         (port,) = self.ports.nats
         command = nats_command(port, path / "nats", users_file=self.access.nats_users_file)

@@ -20,9 +20,11 @@ def taken_port() -> Iterator[int]:
 
 
 async def test_free_ports_are_all_different() -> None:
-    chosen = await ports.choose(StackOptions(nats_servers=3, gateways=3), wait_for_leftovers=False)
+    options = StackOptions(nats_servers=3, gateways=3, redis_servers=6, policies=2)
+    chosen = await ports.choose(options, wait_for_leftovers=False)
     gateways = [port for pair in chosen.gateways for port in pair]
-    assert len({*chosen.nats, chosen.redis, chosen.policy, *gateways}) == 3 + 2 + 6
+    redis = [*chosen.redis, *chosen.redis_buses]
+    assert len({*chosen.nats, *redis, *chosen.policies, *gateways}) == 3 + 12 + 2 + 6
 
 
 async def test_the_port_asked_for_is_taken_when_it_is_free() -> None:

@@ -14,7 +14,7 @@ from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, work
 from inferflux.cli.stack.ports import Ports
 from inferflux.cli.state_dir import StateDir
 
-PORTS = Ports(nats=(1001,), redis=1002, policy=1003, gateway=1004, http=1005)
+PORTS = Ports(nats=(1001,), redis=(1002,), policy=1003, gateway=1004, http=1005)
 
 
 def made(
@@ -61,6 +61,27 @@ def test_several_schedulers_are_told_apart_by_name(tmp_path: Path) -> None:
     schedulers = {name: spec for name, spec in specs.items() if spec.kind == "scheduler"}
     assert set(schedulers) == {"scheduler-0", "scheduler-1"}
     assert all(spec.env["INFERFLUX_SCHEDULER_ID"] == name for name, spec in schedulers.items())
+
+
+def test_several_policies_and_a_cluster_of_redis_are_told_to_those_who_call_them(tmp_path: Path) -> None:
+    ports = replace(
+        PORTS,
+        redis=tuple(range(2000, 2006)),
+        redis_buses=tuple(range(3000, 3006)),
+        other_policies=(1006,),
+    )
+    specs = by_name(made(tmp_path, StackOptions(redis_servers=6, policies=2), ports=ports))
+    assert specs["gateway"].env["INFERFLUX_POLICY_ADDRESS"] == "127.0.0.1:1003,127.0.0.1:1006"
+    listens = [specs[f"policy-{index}"].env["INFERFLUX_POLICY_LISTEN"] for index in range(2)]
+    assert listens == ["127.0.0.1:1003", "127.0.0.1:1006"]
+    for name in ("policy-0", "policy-1", "gateway", "scheduler", "worker-0"):
+        url = specs[name].env["INFERFLUX_REDIS_URL"]
+        assert url.startswith("redis-cluster://")
+        assert all(f"127.0.0.1:{port}" in url for port in ports.redis)
+    servers = [spec for spec in specs.values() if spec.kind == "valkey"]
+    assert [spec.port for spec in servers] == [*ports.redis]
+    config = Path(servers[5].command[1]).read_text().splitlines()
+    assert {"cluster-enabled yes", "cluster-port 3005", "masteruser operator"} <= set(config)
 
 
 def test_several_gateways_listen_on_ports_of_their_own(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.settings import ServiceSettings, TargetAddress, load, misspelt
+from inferflux.common.settings import ServiceSettings, TargetAddresses, load, misspelt
 
 
 class WorkerSettings(ServiceSettings):
@@ -14,7 +14,7 @@ class WorkerSettings(ServiceSettings):
 
     slots: int = Field(default=16, ge=1)
     weights: dict[str, float] = Field(default_factory=dict)
-    peer: TargetAddress = "127.0.0.1:50052"
+    peer: TargetAddresses = "127.0.0.1:50052"
 
 
 def test_defaults_are_those_of_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:

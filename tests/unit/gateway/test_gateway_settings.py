@@ -86,3 +86,33 @@ def test_reflection_is_off_over_tls_unless_it_is_asked_for(
     settings = load(GatewaySettings)
     tls = ServerTls(Certificates.made(tmp_path).server())
     assert (settings.has_reflection(None), settings.has_reflection(tls)) == (plain, over_tls)
+
+
+@pytest.mark.parametrize(
+    "value", ["policy:50052", "[::1]:50052", "10.0.0.1:1,10.0.0.2:2", "10.0.0.1:1 , 10.0.0.2:2"]
+)
+def test_policy_is_at_one_address_or_at_several(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("INFERFLUX_POLICY_ADDRESS", value)
+    assert load(GatewaySettings).policy_address == value
+
+
+@pytest.mark.parametrize(
+    "value", ["", ",", "policy", "a:1,b:2", "10.0.0.1:1,policy:2", "10.0.0.1:1,10.0.0.2:0"]
+)
+def test_addresses_of_policy_that_cannot_be_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    monkeypatch.setenv("INFERFLUX_POLICY_ADDRESS", value)
+    with pytest.raises(SystemExit):
+        load(GatewaySettings)
+    assert "INFERFLUX_POLICY_ADDRESS" in capsys.readouterr().err
+
+
+def test_with_tls_policy_has_one_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("INFERFLUX_TLS_CA", str(Certificates.made(tmp_path).ca))
+    monkeypatch.setenv("INFERFLUX_POLICY_ADDRESS", "10.0.0.1:1,10.0.0.2:2")
+    with pytest.raises(SystemExit):
+        load(GatewaySettings)
+    assert "INFERFLUX_POLICY_ADDRESS" in capsys.readouterr().err

@@ -52,7 +52,9 @@ class Access:
         return ",".join(f"{login}@{LOOPBACK}:{port}" for port in ports.nats)
 
     def redis_url(self, ports: Ports, user: str) -> str:
-        return f"redis://{user}:{self.redis[user]}@{LOOPBACK}:{ports.redis}/0"
+        scheme = "redis-cluster" if len(ports.redis) > 1 else "redis"
+        hosts = ",".join(f"{LOOPBACK}:{port}" for port in ports.redis)
+        return f"{scheme}://{user}:{self.redis[user]}@{hosts}/0"
 
     def tls_of(self, name: str) -> TlsFiles | None:
         """The certificate that a process shows, and the CA of those that it must be shown."""

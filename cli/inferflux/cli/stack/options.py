@@ -35,6 +35,8 @@ class StackOptions:
         start_limit_s: longest wait until everything is ready.
         drain_limit_s: how long running requests get to finish at the end.
         nats_servers: of a cluster; 1: a server alone.
+        redis_servers: of a cluster of three primaries, the others are their replicas; 1: a server alone.
+        policies: processes of policy; with TLS one.
         nats_store: where nats-server keeps its streams; None is below `state_dir`. Not of a cluster.
         has_disk_tier: whether workers keep KV state below `state_dir`.
         has_store: whether they keep models that are pulled there, all in one folder.
@@ -52,6 +54,8 @@ class StackOptions:
     nats_port: int = 0
     redis_port: int = 0
     nats_servers: int = 1
+    redis_servers: int = 1
+    policies: int = 1
     workers: int = 1
     null_workers: int = 0
     schedulers: int = 1

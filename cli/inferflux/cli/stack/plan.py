@@ -11,6 +11,7 @@ from inferflux.common import redis_users
 from inferflux.common.servers import (
     LOOPBACK,
     NatsMember,
+    ValkeyMember,
     free_port,
     nats_command,
     nats_members,
@@ -76,7 +77,7 @@ def plan(
         cores: those of this machine that its workers may keep busy.
     """
     common = {
-        "INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}",
+        **_policy_address(ports),
         **_audit(state_dir),
         "INFERFLUX_EXIT_WITH_PARENT": "true",
         "INFERFLUX_DRAIN_LIMIT_S": f"{options.drain_limit_s:g}",
@@ -98,17 +99,19 @@ def plan(
         cpus = _of(options.cpus, name, "nats")
         return ProcessSpec(name, "nats", tuple(command), {}, port, cpus, monitor_port, store)
 
-    def valkey() -> ProcessSpec:
-        data = state_dir / "valkey"
-        command = valkey_command(ports.redis, data, users=redis_users.acl(access.redis))
-        cpus = _of(options.cpus, "valkey", "valkey")
+    def valkey(name: str, port: int, bus_port: int | None) -> ProcessSpec:
+        data = state_dir / name
+        operator = redis_users.OPERATOR
+        member = bus_port and ValkeyMember(bus_port, operator, access.redis[operator])
+        command = valkey_command(port, data, users=redis_users.acl(access.redis), member=member or None)
+        cpus = _of(options.cpus, name, "valkey")
         password = access.redis[redis_users.HEALTH]
         return ProcessSpec(
-            "valkey",
+            name,
             "valkey",
             tuple(command),
             {},
-            ports.redis,
+            port,
             cpus,
             data_dir=data,
             password=password,
@@ -138,11 +141,12 @@ def plan(
         )
 
     proof = _proof(service_key, access)
-    policy = {
-        "INFERFLUX_POLICY_LISTEN": f"{LOOPBACK}:{ports.policy}",
-        "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key,
-        **proof,
-    }
+
+    def policy(name: str, port: int) -> ProcessSpec:
+        listen = {"INFERFLUX_POLICY_LISTEN": f"{LOOPBACK}:{port}"}
+        return service(
+            "policy", {**listen, "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key, **proof}, name, "policy"
+        )
 
     def gateway(name: str, port: int, http: int) -> ProcessSpec:
         listen = {
@@ -170,15 +174,17 @@ def plan(
     if len(names) > 1:
         members = nats_members(names, access.nats_route_password)
     servers = [nats(*one) for one in zip(names, ports.nats, members, strict=True)]
+    stores = zip(valkey_names(len(ports.redis)), ports.redis, ports.redis_buses or [None], strict=True)
+    policies = zip(policy_names(options.policies), ports.policies, strict=True)
     return [
-        [*servers, valkey()],
-        [service("policy", policy), *schedulers, *workers, *gateways],
+        [*servers, *(valkey(*one) for one in stores)],
+        [*(policy(*one) for one in policies), *schedulers, *workers, *gateways],
     ]
 
 
 def joining(ports: Ports, access: Access, *, state_dir: Path, service_key: str) -> dict[str, dict[str, str]]:
     """By kind of service: what one more of it is told, to join the stack."""
-    policy = {"INFERFLUX_POLICY_ADDRESS": f"{LOOPBACK}:{ports.policy}"}
+    policy = _policy_address(ports)
     proofs = _proof(service_key, access)
     audited = {kind: {**proofs, **_audit(state_dir)} for kind in ("policy", "gateway")}
     return {
@@ -200,6 +206,21 @@ def _audit(state_dir: Path) -> dict[str, str]:
 def _proof(service_key: str, access: Access) -> dict[str, str]:
     """How gateways prove themselves to policy: with TLS, by their certificates."""
     return {"INFERFLUX_SERVICE_KEY": "" if access.certificates else service_key}
+
+
+def _policy_address(ports: Ports) -> dict[str, str]:
+    """What callers of policy are told."""
+    return {"INFERFLUX_POLICY_ADDRESS": ",".join(f"{LOOPBACK}:{port}" for port in ports.policies)}
+
+
+def valkey_names(count: int) -> list[str]:
+    """What the valkey-servers are called."""
+    return ["valkey"] if count == 1 else [f"valkey-{index}" for index in range(count)]
+
+
+def policy_names(count: int) -> list[str]:
+    """What the policy processes are called."""
+    return ["policy"] if count == 1 else [f"policy-{index}" for index in range(count)]
 
 
 def nats_names(count: int) -> list[str]:

@@ -23,15 +23,25 @@ class Ports:
 
     Attributes:
         nats: of each nats-server, in the order of their names.
+        redis: of each valkey-server, in the order of their names.
+        redis_buses: where those of a cluster call each other; none of a server alone.
+        other_policies: of each further policy process.
         other_gateways: of each further gateway, that of gRPC and that of HTTP.
     """
 
     nats: tuple[int, ...]
-    redis: int
+    redis: tuple[int, ...]
     policy: int
     gateway: int
     http: int
     other_gateways: tuple[tuple[int, int], ...] = ()
+    redis_buses: tuple[int, ...] = ()
+    other_policies: tuple[int, ...] = ()
+
+    @property
+    def policies(self) -> tuple[int, ...]:
+        """Of each policy process, in the order of their names."""
+        return (self.policy, *self.other_policies)
 
     @property
     def gateways(self) -> tuple[tuple[int, int], ...]:
@@ -79,10 +89,13 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
         return more
 
     nats = [chosen["--nats-port"], *further(options.nats_servers - 1)]
+    redis = [chosen["--redis-port"], *further(options.redis_servers - 1)]
     others = options.gateways - 1
     return Ports(
         nats=tuple(nats),
-        redis=chosen["--redis-port"],
+        redis=tuple(redis),
+        redis_buses=tuple(further(len(redis))) if len(redis) > 1 else (),
+        other_policies=tuple(further(options.policies - 1)),
         policy=chosen["--policy-port"],
         gateway=chosen["--gateway-port"],
         http=chosen["--http-port"],

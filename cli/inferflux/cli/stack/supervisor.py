@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from redis.exceptions import RedisError
+
 from inferflux.api.tls import PLAIN_TEXT, Tls
 from inferflux.cli.cert_files import ca_file
 from inferflux.cli.client import Client
@@ -23,6 +25,7 @@ from inferflux.common import nats_users, redis_users
 from inferflux.common.children import describe_end
 from inferflux.common.cores import usable_cores
 from inferflux.common.errors import InferFluxError
+from inferflux.common.redis_cluster.forming import Member, form
 from inferflux.common.servers import LOOPBACK
 
 from . import ports as port_choice
@@ -56,8 +59,8 @@ class Stack:
     """A running stack; `async with Stack(StackOptions(model=...)) as stack:` is ready inside, and gone after.
 
     Attributes:
-        processes: by name: nats (or nats-0, ...), valkey, policy, scheduler (or scheduler-0, ...),
-            worker-0, ..., gateway (or gateway-0, ...).
+        processes: by name: nats (or nats-0, ...), valkey (...), policy (...),
+            scheduler (or scheduler-0, ...), worker-0, ..., gateway (or gateway-0, ...).
 
     Raises on entering:
         CommandError: another stack runs in this state directory, a port is taken, the model is no GGUF file.
@@ -69,7 +72,7 @@ class Stack:
         self._observe = observe
         self._cleanup = contextlib.ExitStack()
         self._keepers: list[asyncio.Task[None]] = []
-        self._ports = Ports((), 0, 0, 0, 0)
+        self._ports = Ports((), (), 0, 0, 0)
         self._access: Access | None = None
         self.processes: dict[str, ManagedProcess] = {}
         self.api_key = ""
@@ -230,6 +233,8 @@ class Stack:
                 self._observe(StackEvent(EventKind.STARTING, process.name))
                 await process.start()
             await self._until_ready(stage, watched=self.processes.values())
+            if stage[0].spec.kind == "nats":
+                await self._form_cluster()
         await self._until_listed()
         for process in self.processes.values():
             self._keep_alive(process)
@@ -239,6 +244,18 @@ class Stack:
                     name = f"watch the store of {process.name}"
                     self._keepers.append(asyncio.create_task(self._watch_store(process), name=name))
         self._publish()
+
+    async def _form_cluster(self) -> None:
+        """Make several valkey-servers one Redis Cluster, unless they were one before."""
+        ports = self._ports
+        if not ports.redis_buses:
+            return
+        operator = redis_users.OPERATOR
+        members = [Member(LOOPBACK, *each) for each in zip(ports.redis, ports.redis_buses, strict=True)]
+        try:
+            await form(members, n_primaries=3, username=operator, password=self._granted.redis[operator])
+        except (RedisError, TimeoutError) as error:
+            raise StartError(f"the valkey-servers did not become a cluster: {error}") from error
 
     async def _until_ready(
         self, waiting: Iterable[ManagedProcess], *, watched: Collection[ManagedProcess]

@@ -36,11 +36,11 @@ def channel(
     return grpc.aio.secure_channel(address, credentials, options=all_options)
 
 
-def renewed_channel(address: str, tls: ClientTls) -> grpc.aio.Channel:
+def renewed_channel(address: str, tls: ClientTls, *, options: Sequence[Option] = ()) -> grpc.aio.Channel:
     """The same over TLS, for unary calls. Calls use the files of `tls` as they are when they are made."""
 
     def open_channel(credentials: grpc.ChannelCredentials) -> grpc.aio.Channel:
-        return channel(address, credentials=credentials)
+        return channel(address, options=options, credentials=credentials)
 
     # It has of a channel what callers of unary methods use.
     return cast("grpc.aio.Channel", _RenewedChannel(open_channel, channel_credentials(tls)))

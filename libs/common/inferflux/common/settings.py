@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 import socket
@@ -81,12 +82,31 @@ def _check_target(value: str) -> str:
     return value
 
 
+def _check_targets(value: str) -> str:
+    addresses = listed(value)
+    if not addresses:
+        raise ValueError("must be host:port, or several, comma-separated")
+    for each in addresses:
+        _check_target(each)
+        if len(addresses) > 1 and not _is_ipv4(address.split(each, "")[0]):
+            raise ValueError("several are IPv4 addresses with their ports: one name may have all of them")
+    return value
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
+
+
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 """`host:port`, `[::1]:port`, or `:port` for every interface; port 0 is any free one."""
 OptionalListenAddress = Annotated[str, AfterValidator(_check_optional_listen)]
 """The same, or empty for nothing that listens."""
-TargetAddress = Annotated[str, AfterValidator(_check_target)]
-"""`host:port` of a server to call."""
+TargetAddresses = Annotated[str, AfterValidator(_check_targets)]
+"""Where servers of one kind are called: `host:port`, or IPv4 addresses with ports, comma-separated."""
 
 
 def _check_byte_count(value: object) -> object:

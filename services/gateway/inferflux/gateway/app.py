@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from inferflux.common import grpc_client, logs, store
+from inferflux.common import logs, store
 from inferflux.common.audit.opening import running_trail
 from inferflux.common.bus import Bus
 from inferflux.common.grpc_options import connection_age, receive_limit
@@ -21,7 +21,6 @@ from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.service_key import parse_service_keys
 from inferflux.common.tasks import Background
-from inferflux.common.tls import ClientTls
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
     admin_pb2,
@@ -53,6 +52,7 @@ from .metrics import GatewayMetrics
 from .model_servicer import ModelServicer
 from .models import ModelRegistry
 from .pipeline import Pipeline
+from .policy_channel import open_each, open_policy_channel
 from .readers import ReaderReports
 from .readiness import Readiness
 from .reservations import Reservations
@@ -124,6 +124,7 @@ class _Gateway:
 
     services: Services
     policy_channel: grpc.aio.Channel
+    policies: Mapping[str, grpc.aio.Channel]
     pipeline: Pipeline
     embeddings: Embeddings
     tokenizers: Tokenizers
@@ -138,8 +139,11 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True, tls=settings.client_tls)
     stack.push_async_callback(bus.close)
     await bus.ensure_streams(settings.stream_limits)
-    policy_channel = _policy_channel(settings)
-    stack.push_async_callback(policy_channel.close)
+    policy_tls = None if settings.tls_ca is None else settings.client_tls
+    policy_channel = open_policy_channel(settings.policy_address, policy_tls)
+    policies = open_each(settings.policy_address)
+    for channel in (policy_channel, *policies.values()):
+        stack.push_async_callback(channel.close)
     redis = store.connect(settings.redis_url, tls=settings.client_tls)
     stack.push_async_callback(redis.aclose)
     background = Background()
@@ -201,7 +205,8 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         zone=settings.zone,
     )
     embeddings = Embeddings(pipeline, tokenizers, max_text_bytes=settings.max_text_bytes)
-    return _Gateway(services, policy_channel, pipeline, embeddings, tokenizers, models, redis)
+    policies = policies or {settings.policy_address: policy_channel}
+    return _Gateway(services, policy_channel, policies, pipeline, embeddings, tokenizers, models, redis)
 
 
 def _service_key(settings: GatewaySettings) -> str:
@@ -210,12 +215,6 @@ def _service_key(settings: GatewaySettings) -> str:
         settings.service_key.get_secret_value(), needs_one=not settings.shows_certificate
     )
     return next(iter(keys), "")
-
-
-def _policy_channel(settings: GatewaySettings) -> grpc.aio.Channel:
-    if settings.tls_ca is None:
-        return grpc_client.channel(settings.policy_address)
-    return grpc_client.renewed_channel(settings.policy_address, ClientTls(settings.client_tls))
 
 
 def _readiness(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> Readiness:
@@ -250,12 +249,11 @@ class _Operators:
 def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> _Operators:
     cluster = ClusterServicer(
         gateway.services.bus,
-        gateway.policy_channel,
+        gateway.policies,
         gateway.services.streams,
         probe,
         gateway.models,
         listen=settings.listen,
-        policy_address=settings.policy_address,
     )
     scheduler = SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S)
     audit = ChangeAudit(gateway.services.trail)

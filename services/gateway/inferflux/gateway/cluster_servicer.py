@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -35,30 +36,30 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     def __init__(
         self,
         bus: Bus,
-        policy_channel: grpc.aio.Channel,
+        policies: Mapping[str, grpc.aio.Channel],
         streams: Streams,
         probe: Probe,
         models: ModelRegistry,
         *,
         listen: str,
-        policy_address: str,
     ) -> None:
         self._bus = bus
-        self._policy_health = health_pb2_grpc.HealthStub(policy_channel)
+        self._policies = {each: health_pb2_grpc.HealthStub(channel) for each, channel in policies.items()}
         self._streams = streams
         self._probe = probe
         self._models = models
         self._listen = listen
-        self._policy_address = policy_address
 
     async def GetStatus(
         self, request: cluster_pb2.GetStatusRequest, context: Context
     ) -> cluster_pb2.GetStatusResponse:
-        (scheduler, scheduler_status), (policy, redis), nats = await asyncio.gather(
-            self._ask_scheduler(), self._ask_policy(), self._ask_nats()
+        (scheduler, scheduler_status), nats, policies = await asyncio.gather(
+            self._ask_scheduler(), self._ask_nats(), asyncio.gather(*map(self._ask_policy, self._policies))
         )
+        # What one of them reaches is there.
+        redis = max((redis for _, redis in policies), key=lambda each: each.is_ready)
         return cluster_pb2.GetStatusResponse(
-            services=[self._gateway(), policy, scheduler, nats, redis],
+            services=[self._gateway(), *(policy for policy, _ in policies), scheduler, nats, redis],
             scheduler=scheduler_status,
             hosts=self._models.host_summaries(),
         )
@@ -94,15 +95,18 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             return _status("scheduler", False, f"{detail}; {status.not_ready}"), status
         return _status("scheduler", True, detail), status
 
-    async def _ask_policy(self) -> tuple[cluster_pb2.ServiceStatus, cluster_pb2.ServiceStatus]:
+    async def _ask_policy(self, address: str) -> tuple[cluster_pb2.ServiceStatus, cluster_pb2.ServiceStatus]:
+        """(a process of policy, Redis as that sees it)."""
         try:
-            answer = await self._policy_health.Check(health_pb2.HealthCheckRequest(), timeout=_ASK_TIMEOUT_S)
+            answer = await self._policies[address].Check(
+                health_pb2.HealthCheckRequest(), timeout=_ASK_TIMEOUT_S
+            )
         except grpc.aio.AioRpcError as error:
-            policy = _status("policy", False, f"{self._policy_address}: {error.code().name}")
+            policy = _status("policy", False, f"{address}: {error.code().name}")
             return policy, _status("redis", False, "unknown: policy does not answer")
         if answer.status == health_pb2.HealthCheckResponse.SERVING:
-            return _status("policy", True, self._policy_address), _status("redis", True, "policy reaches it")
-        policy = _status("policy", False, f"{self._policy_address}: refuses every call")
+            return _status("policy", True, address), _status("redis", True, "policy reaches it")
+        policy = _status("policy", False, f"{address}: refuses every call")
         return policy, _status("redis", False, "policy cannot reach it")
 
 

@@ -19,7 +19,7 @@ from inferflux.common.settings import (
     OptionalListenAddress,
     OptionalPath,
     OptionalSubjectToken,
-    TargetAddress,
+    TargetAddresses,
     listed,
     setting,
 )
@@ -83,8 +83,11 @@ class GatewaySettings(AuditSettings):
         "busier; empty: it is not known",
         variable="INFERFLUX_ZONE",
     )
-    policy_address: TargetAddress = setting(
-        "127.0.0.1:50052", "host:port of policy", variable="INFERFLUX_POLICY_ADDRESS"
+    policy_address: TargetAddresses = setting(
+        "127.0.0.1:50052",
+        "host:port of policy. [Several processes](fleet.md#several-policy-processes) are called in turn: "
+        "those that the name means, or IPv4 addresses with ports, comma-separated, without TLS",
+        variable="INFERFLUX_POLICY_ADDRESS",
     )
     policy_timeout_s: float = setting(2.0, "longest wait for one answer of policy", gt=0, le=60, expert=True)
     connection_age_s: float = setting(
@@ -231,6 +234,12 @@ class GatewaySettings(AuditSettings):
             except ValueError:
                 raise ValueError(f"{part!r} is neither an address nor a network") from None
         return value
+
+    @model_validator(mode="after")
+    def _checks_one_name_of_policy(self) -> Self:
+        if self.tls_ca is not None and len(listed(self.policy_address)) > 1:
+            raise ValueError("INFERFLUX_POLICY_ADDRESS: with INFERFLUX_TLS_CA one name, which is checked")
+        return self
 
     @model_validator(mode="after")
     def _has_front_cert_and_key(self) -> Self:
