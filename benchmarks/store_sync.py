@@ -1,10 +1,10 @@
 """What it costs to have JetStream sync its writes sooner: nats-server's `sync_interval`.
 
-    python benchmarks/store_sync.py --dir /var/tmp
+    python benchmarks/store_sync.py --dir /var/tmp [--servers 3]
 
 Each value serves in turn, round after round, with its store below `--dir`, which has to be on a real disk.
 Three figures: one enqueued job at a time, bursts of 1,000 jobs at once, and the time to first token of a
-whole stack at idle.
+whole stack at idle. With `--servers 3` they are a cluster, all on this disk, and keep each job three times.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from inferflux.cli.client import Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.servers import ServerProcess, free_port, nats_command
+from inferflux.common.servers import ServerProcess, free_port, nats_command, nats_members
 from inferflux.v1 import generation_pb2
 
-_VALUES = ("2m", "10s", "1s", "100ms", "always")
+_VALUES = ("2m", "1s", "100ms", "10ms", "always")
 _BURST = 1000
 _SINGLES = 200
 _PAUSE_S = 0.01
@@ -49,16 +49,28 @@ async def _enqueue(bus: Bus) -> float:
     return time.perf_counter() - began
 
 
-async def _enqueues(value: str, directory: Path) -> tuple[list[float], float]:
+def _servers(value: str, directory: Path, count: int) -> list[ServerProcess]:
+    names = [f"nats-{index}" for index in range(count)]
+    members = nats_members(names, secrets.token_hex(8)) if count > 1 else [None]
+    servers = []
+    for name, member in zip(names, members, strict=True):
+        port = free_port()
+        command = nats_command(port, directory / name, sync_interval=value, member=member)
+        servers.append(ServerProcess(command, port=port, name="nats-server"))
+    return servers
+
+
+async def _enqueues(value: str, directory: Path, count: int) -> tuple[list[float], float]:
     """Seconds of single jobs, and of a burst."""
-    port = free_port()
-    command = nats_command(port, directory, sync_interval=value)
-    server = ServerProcess(command, port=port, name="nats-server")
-    server.start()
+    servers = _servers(value, directory, count)
     try:
-        server.wait_ready()
-        bus = await Bus.connect(server.url, name="benchmark")
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait_ready()
+        bus = await Bus.connect(servers[0].url, name="benchmark")
         await bus.ensure_streams(StreamLimits(queue_limit=10 * _BURST))
+        await _enqueue(bus)
         singles = []
         for _ in range(_SINGLES):
             singles.append(await _enqueue(bus))
@@ -68,13 +80,14 @@ async def _enqueues(value: str, directory: Path) -> tuple[list[float], float]:
         burst_s = time.perf_counter() - began
         await bus.close()
     finally:
-        server.stop()
+        for server in servers:
+            server.stop()
     return singles, burst_s
 
 
-async def _first_tokens(value: str, directory: Path, requests: int) -> list[float]:
+async def _first_tokens(value: str, directory: Path, requests: int, count: int) -> list[float]:
     """Seconds to the first token of one request at a time."""
-    options = StackOptions(nats_store=directory, nats_sync_interval=value)
+    options = StackOptions(state_dir=directory, nats_servers=count, nats_sync_interval=value)
     times: list[float] = []
     async with Stack(options) as stack, Client(stack.target) as client:
         params = generation_pb2.GenerationParams(max_tokens=1)
@@ -99,18 +112,18 @@ def _percentiles(times_s: list[float]) -> tuple[str, str]:
     )
 
 
-async def _measure(directory: Path, values: list[str], rounds: int, requests: int) -> Table:
+async def _measure(directory: Path, values: list[str], rounds: int, requests: int, count: int) -> Table:
     singles: dict[str, list[float]] = defaultdict(list)
     bursts: dict[str, list[float]] = defaultdict(list)
     firsts: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for value in values:
             with tempfile.TemporaryDirectory(dir=directory) as own:
-                single, burst_s = await _enqueues(value, Path(own) / "queue")
+                single, burst_s = await _enqueues(value, Path(own) / "queue", count)
                 singles[value] += single
                 bursts[value].append(burst_s)
                 if requests:
-                    firsts[value] += await _first_tokens(value, Path(own) / "stack", requests)
+                    firsts[value] += await _first_tokens(value, Path(own) / "stack", requests, count)
     table = Table(
         "sync_interval", "one job: p50", "p95", f"{_BURST} jobs at once: median", "first token: p50", "p95"
     )
@@ -130,9 +143,10 @@ def main() -> None:
     parser.add_argument("--values", nargs="+", default=list(_VALUES), help="as nats-server takes them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=100, help="a round and value; 0: no stacks")
+    parser.add_argument("--servers", type=int, choices=(1, 3), default=1, help="of nats-server")
     asked = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        table = runner.run(_measure(asked.dir, asked.values, asked.rounds, asked.requests))
+        table = runner.run(_measure(asked.dir, asked.values, asked.rounds, asked.requests, asked.servers))
     Console(width=110).print(table)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness.scheduler_world import World, make_request, still_held
+from harness.scheduler_world import World, key_of, make_request, still_held
 
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
@@ -430,6 +430,47 @@ def test_a_slot_in_which_an_unowned_request_runs_is_not_free_when_its_own_leaves
     assert view.free_slots == 0
     view.reconcile(scheduler_pb2.WorkerStatus(slots=1, kv_cells=32), world.now, 2)
     assert view.free_slots == 1
+
+
+def test_what_runs_is_not_dropped_while_jobs_of_an_earlier_scheduler_still_come() -> None:
+    world = World(Limits(settle_s=0.0, clock_skew_s=1.0, unowned_grace_s=3.0))
+    world.pass_time(0.1)
+    worker = world.add_worker("w1", slots=1, kv_cells=400)
+    key = submit(world, "first", max_tokens=8)
+    world.settle()
+    for i in range(12):
+        submit(world, f"r{i}", max_tokens=1)
+    world.settle()
+    jobs = dict(world.jobs)
+    world.jobs = {}  # the new scheduler is given none by itself
+    world.restart_scheduler()
+    for sequence in sorted(jobs, reverse=True):  # that of what runs comes last, after four times the grace
+        world.jobs[sequence] = jobs[sequence]
+        world.deliver_job(sequence)
+        worker.beat()
+        world.settle()
+        world.pass_time(1.0)
+    assert not [c for _, c in world.commands if c.HasField("drop")]
+    job = world.core.jobs[key]
+    assert (job.state, job.epoch) == (JobState.RUNNING, worker.batches[0].items[0].request.epoch)
+    world.live(300)
+    assert len([b for b in worker.batches if key in map(key_of, (i.request for i in b.items))]) == 1
+    world.check_quiet()
+
+
+def test_what_runs_and_has_no_job_is_dropped_once_no_more_come() -> None:
+    world = World(Limits(settle_s=0.0, clock_skew_s=1.0, unowned_grace_s=3.0))
+    world.pass_time(0.1)
+    worker = world.add_worker("w1", slots=1, kv_cells=400)
+    submit(world, "first", max_tokens=8)
+    world.settle()
+    world.jobs = {}
+    world.restart_scheduler()
+    for _ in range(4):
+        worker.beat()
+        world.settle()
+        world.pass_time(1.0)
+    assert [(w, c.drop.request_id) for w, c in world.commands if c.HasField("drop")] == [("w1", "first")]
 
 
 def test_jobs_that_have_ended_do_not_stay_in_memory_until_their_deadlines() -> None:

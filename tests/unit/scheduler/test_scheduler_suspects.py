@@ -169,7 +169,7 @@ def test_a_suspect_that_stops_before_it_is_cleared_is_placed_anew() -> None:
     worker = state.table.add(status, 0.0)
     job = make_job(1)
     job.is_suspect, job.worker_id, job.state = True, "w0", JobState.NEW
-    state.add(job)
+    state.add(job, 0.0)
     worker.assign(job.key, 1, 8, is_alone=True)
     state.queue.take_place(job)
     state.on_running(job, 0.0)

@@ -233,7 +233,7 @@ class SchedulerCore:
         if held is not None or self._state.has_finished(key, sequence):
             return [actions.Ack(key, handle, request.model, "duplicate")]
         job = self._arrivals.make_job(request, handle, sequence, now, cached_on or {})
-        self._state.add(job)
+        self._state.add(job, now)
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
         if job.deadline_s is not None:

@@ -10,6 +10,7 @@ Only methods of `SchedulerState` change its fields. Others read them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import inf
 from typing import Final
 
 from inferflux.v1 import worker_pb2
@@ -49,6 +50,7 @@ class SchedulerState:
         self._jobs: dict[RequestKey, Job] = {}
         self._handled: Job | None = None
         self._is_settled = False
+        self._inherited_s = -inf
         # Models to plan for, and jobs that have not been through a plan since they were queued.
         self._unplanned: set[str] = set()
         self._fresh: list[Job] = []
@@ -64,9 +66,17 @@ class SchedulerState:
         """Every job that has not finished."""
         return self._jobs
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, now: float) -> None:
         """A job came from the work queue."""
         self._jobs[job.key] = job
+        if job.is_inherited:
+            self._inherited_s = now
+
+    def is_unclaimed(self, since_s: float, now: float) -> bool:
+        """Whether a request that a worker has since `since_s` has no job. Those of a long queue come for a
+        while after a takeover."""
+        waited_s = now - max(since_s, self._inherited_s)
+        return self._is_settled and waited_s >= self.limits.unowned_grace_s
 
     def has_finished(self, key: RequestKey, sequence: int | None = None) -> bool:
         """Whether a job of this key has finished lately.

@@ -249,10 +249,8 @@ class WorkerReports:
     def _on_unowned(self, worker: WorkerSlots, unowned: UnownedRequest, now: float) -> list[Action]:
         job = self._state.jobs.get(unowned.key)
         if job is None:
-            has_waited = (
-                self._state.is_settled and now - unowned.since_s >= self._state.limits.unowned_grace_s
-            )
-            if has_waited or self._state.has_finished(unowned.key):
+            is_unclaimed = self._state.is_unclaimed(unowned.since_s, now)
+            if is_unclaimed or self._state.has_finished(unowned.key):
                 return [self._state.drop(worker.worker_id, unowned.key, unowned.epoch)]
             self._unowned[unowned.key] = worker.worker_id
             return []
