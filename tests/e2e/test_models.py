@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from harness import audit
 from harness.client import MODEL, Client, prompt
 from harness.http_client import HttpClient, openai_client
 from harness.inferctl import run
+from harness.projectors import IMAGE_TOKENS, picture, tiny_projector
 from harness.worker import DEMO_MODEL
 
 from inferflux.cli.stack import Stack, StackOptions
@@ -125,6 +127,38 @@ async def test_inferctl_loads_lists_and_unloads_while_another_model_serves(
         assert (failed.returncode, failed.stdout) == (1, ""), arguments
         assert failed.stderr.startswith("inferctl: ")
         assert said in failed.stderr
+
+
+async def test_a_model_is_loaded_with_its_projector_and_shown_with_it(
+    stack: Stack, env: dict[str, str], http: HttpClient, demo_model: Path, tmp_path: Path
+) -> None:
+    eyes, narrow = tmp_path / "eyes.gguf", tmp_path / "narrow.gguf"
+    eyes.write_bytes(tiny_projector(256).data())
+    narrow.write_bytes(tiny_projector(128).data())
+    load = ("models", "load", str(demo_model), "--name", "seeing")
+    for arguments, said in (
+        ((*load, "--mmproj", str(narrow)), "n_embd = 128"),
+        (("models", "load", MODEL, "--mmproj", str(eyes)), "go with a file"),
+    ):
+        refused = await run(*arguments, env=env)
+        assert refused.returncode == 1
+        assert said in refused.stderr
+    for path, mmproj in ((str(demo_model), "eyes.gguf"), ("", str(eyes))):
+        answer = await http.post("/v1/admin/LoadModel", {"name": "x", "path": path, "mmproj_path": mmproj})
+        assert (answer.status, answer.error["param"]) == (400, "mmproj_path")
+    loaded = await run(*load, "--mmproj", str(eyes), env=env)
+    assert loaded.returncode == 0, loaded.stderr
+    shown = await run("models", "show", "seeing", env=env | {"COLUMNS": "300"})
+    assert "images" in shown.stdout
+    assert str(eyes) in shown.stdout
+    url = f"data:image/png;base64,{base64.b64encode(picture(1)).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": "seeing", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
+    seen = await http.post("/v1/chat/completions", body)
+    assert seen.status == 200, seen.body
+    assert seen.json()["usage"]["prompt_tokens"] > IMAGE_TOKENS
+    gone = await run("models", "unload", "seeing", "--forget", env=env)
+    assert gone.returncode == 0, gone.stderr
 
 
 async def test_a_request_has_its_model_loaded_and_is_told_the_wait(client: Client) -> None:

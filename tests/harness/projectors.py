@@ -189,9 +189,9 @@ def audio_projector(model_width: int) -> Gguf:
     return Gguf(metadata, tensors)
 
 
-def mixed_projector(model_width: int) -> Gguf:
+def mixed_projector(model_width: int, *, seed: int = 5) -> Gguf:
     """LLaVA's and Ultravox's in one file."""
-    sees, listens = tiny_projector(model_width), audio_projector(model_width)
+    sees, listens = tiny_projector(model_width, seed=seed), audio_projector(model_width)
     kinds = {"clip.vision.projector_type": text("mlp"), "clip.audio.projector_type": text("ultravox")}
     metadata = {**sees.metadata, **listens.metadata, **kinds}
     del metadata["clip.projector_type"]

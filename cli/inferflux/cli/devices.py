@@ -110,11 +110,13 @@ def plan(
     kv_type: Annotated[
         str, typer.Option(metavar="TYPE", help="Of keys and values, such as q8_0; or KEYS,VALUES.")
     ] = "f16",
+    mmproj: Annotated[str, typer.Option(metavar="FILE", help="Its projector, on this machine.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Tell what of a model fits which GPUs, and the settings for it. Nothing is loaded."""
     arguments = [file, "--context", str(context), "--slots", str(slots), "--kv-cells", str(kv_cells)]
     arguments += ["--kv-type", kv_type, f"--gpus={gpus}", f"--memory={memory}"]
+    arguments += [f"--mmproj={mmproj}"] if mmproj else []
     done = subprocess.run(
         [sys.executable, "-m", _PLAN, *arguments], capture_output=True, text=True, check=False
     )

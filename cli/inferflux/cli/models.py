@@ -97,6 +97,12 @@ def load(
         RoleName | None,
         typer.Option(help="What the file is there for; by default as it says."),
     ] = None,
+    mmproj: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="A projector: encodes images or sounds for it. On the worker's machine."
+        ),
+    ] = "",
     host: Host = "",
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -107,11 +113,12 @@ def load(
     """Load a model while others serve. A file is read on the worker's machine."""
     request = model_pb2.LoadModelRequest(host_id=host, is_pinned=pin, aliases=alias or [])
     if _is_file(what):
-        request.path, request.name = str(Path(what).expanduser().resolve()), name
+        request.path, request.name = _absolute(what), name
+        request.mmproj_path = _absolute(mmproj) if mmproj else ""
         if role is not None:
             request.role = ROLES[role]
-    elif name or alias or pin or role:
-        raise CommandError(f"--name, --alias, --pin and --role go with a file, and {what} is none")
+    elif name or alias or pin or role or mmproj:
+        raise CommandError(f"--name, --alias, --pin, --role and --mmproj go with a file, and {what} is none")
     else:
         request.name = what
 
@@ -171,8 +178,9 @@ def add_adapter(
     state_dir: StateDirectory = None,
 ) -> None:
     """Make a LoRA file an adapter of a model, while it serves. One of the same name is replaced."""
-    path = str(Path(file).expanduser().resolve())
-    request = model_pb2.AddAdapterRequest(model=model, adapter=name, path=path, scale=scale, host_id=host)
+    request = model_pb2.AddAdapterRequest(
+        model=model, adapter=name, path=_absolute(file), scale=scale, host_id=host
+    )
 
     async def run(client: Client) -> None:
         _show(await client.add_adapter(request), as_json=as_json)
@@ -199,6 +207,11 @@ def remove_adapter(
         _show(await client.remove_adapter(request), as_json=as_json)
 
     with_client(run, endpoint, api_key, state_dir)
+
+
+def _absolute(path: str) -> str:
+    """A path that does not depend on the working directory."""
+    return str(Path(path).expanduser().resolve())
 
 
 def _is_file(what: str) -> bool:

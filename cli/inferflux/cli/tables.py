@@ -79,7 +79,7 @@ def model_view(model: model_pb2.Model) -> RenderableType:
             escape(place.host_id),
             _styled(_word(place.state)),
             bytes_words(place.needs_bytes) if place.needs_bytes else "",
-            escape(place.path),
+            escape("\n".join(filter(None, (place.path, place.mmproj_path)))),
         )
     return Group(about, places) if model.places else about
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from harness.projectors import tiny_projector
 from harness.worker import DEMO_MODEL
 from typer.testing import CliRunner
 
@@ -26,6 +27,20 @@ def test_a_plan_of_the_demo_model_is_a_table_or_json() -> None:
     assert "main memory" in shown.output
 
 
+def test_a_plan_counts_a_projector_and_refuses_one_of_another_model(tmp_path: Path) -> None:
+    good, other = tmp_path / "good.gguf", tmp_path / "other.gguf"
+    good.write_bytes(tiny_projector(256).data())
+    other.write_bytes(tiny_projector(128).data())
+    arguments = ["models", "plan", str(DEMO_MODEL), "--memory", "8GiB", "--json"]
+    (alone,) = json.loads(CliRunner().invoke(app, arguments).output)["devices"]
+    (seeing,) = json.loads(CliRunner().invoke(app, [*arguments, "--mmproj", str(good)]).output)["devices"]
+    assert seeing["weights"] == alone["weights"] + good.stat().st_size
+    refused = CliRunner().invoke(app, [*arguments, "--mmproj", str(other)])
+    assert refused.exit_code != 0
+    assert "n_embd = 256" in str(refused.exception)
+    assert "n_embd = 128" in str(refused.exception)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -37,6 +52,8 @@ def test_a_plan_of_the_demo_model_is_a_table_or_json() -> None:
         (["no.gguf", "--kv-type", "q9"], "--kv-type: there is no 'q9'"),
         (["no.gguf", "--slots", "5000"], "--slots: must be 1 to"),
         ([__file__], "not a GGUF file"),
+        ([str(DEMO_MODEL), "--mmproj", "no.gguf"], "--mmproj: no.gguf: [Errno 2] No such file"),
+        ([str(DEMO_MODEL), "--mmproj", str(DEMO_MODEL)], "it is no projector"),
     ],
 )
 def test_a_plan_that_cannot_be_made_says_why(arguments: list[str], said: str, tmp_path: Path) -> None:

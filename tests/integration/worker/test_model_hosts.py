@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness.gguf_files import text, tiny_model, u32
 from harness.host import HostProcess
+from harness.projectors import mixed_projector, tiny_projector
 from harness.worker import DEMO_MODEL, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus
@@ -26,6 +27,7 @@ REGISTERED, READY, FAILED = (
 INVALID, NOT_FOUND, EXISTS, EXHAUSTED, ABORTED = 3, 5, 6, 8, 10
 DEMO = "inferflux-demo"
 LONG = 400
+_DEMO_WIDTH = 256
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,60 @@ async def test_a_file_that_cannot_be_served_is_refused_by_its_field_and_leaves_n
         assert said in reply.message
         assert not reply.HasField("model")
     assert (await shared.load("missing")).code == NOT_FOUND
+    await shared.until(lambda: set(shared.states) == {DEMO})
+
+
+async def test_a_model_is_made_known_with_its_projector_and_is_loaded_with_it(
+    shared: HostProcess, tmp_path: Path
+) -> None:
+    path = tmp_path / "mmproj.gguf"
+    path.write_bytes(mixed_projector(_DEMO_WIDTH).data())
+    alone = (await shared.register(DEMO_MODEL, "seeing")).model
+    known = await shared.register(DEMO_MODEL, "seeing", mmproj_path=str(path))
+    assert known.code == 0, known.message
+    assert (known.model.card.takes_images, known.model.card.takes_audio) == (True, True)
+    assert known.model.mmproj_path == str(path)
+    assert known.model.needs_bytes == alone.needs_bytes + path.stat().st_size
+    projector = known.model.card.projector
+    await shared.load("seeing")
+    await shared.until_ready("seeing")
+    assert shared.model("seeing").card.projector == projector
+    path.write_bytes(mixed_projector(_DEMO_WIDTH, seed=7).data())
+    refused = await shared.register(DEMO_MODEL, "seeing", mmproj_path=str(path))
+    assert (refused.code, refused.reason) == (ABORTED, "MODEL_LOADED")
+    await shared.unload("seeing")
+    await shared.until_state("seeing", REGISTERED)
+    other = await shared.register(DEMO_MODEL, "seeing", mmproj_path=str(path))
+    assert other.model.card.projector not in ("", projector)
+    assert (await shared.forget("seeing")).code == 0
+    await shared.until(lambda: set(shared.states) == {DEMO})
+
+
+async def test_a_projector_that_cannot_be_served_is_refused_by_its_field_and_leaves_nothing(
+    shared: HostProcess, tmp_path: Path
+) -> None:
+    whole = tiny_projector(_DEMO_WIDTH).data()
+    files = {
+        "narrow.gguf": tiny_projector(128).data(),
+        "cut.gguf": whole[:-1000],
+        "plain.gguf": b"hello",
+    }
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    cases = [
+        (str(tmp_path / "narrow.gguf"), "n_embd = 256", "n_embd = 128"),
+        (str(tmp_path / "cut.gguf"), "failed to load", ""),
+        (str(tmp_path / "plain.gguf"), "not a GGUF", ""),
+        (str(tmp_path / "missing.gguf"), "No such file", ""),
+        (str(DEMO_MODEL), "no projector", ""),
+        ("mmproj.gguf", "absolute", ""),
+    ]
+    for path, *said in cases:
+        reply = await shared.register(DEMO_MODEL, "seeing", mmproj_path=path)
+        assert (reply.code, reply.field) == (INVALID, "mmproj_path"), reply
+        assert all(each in reply.message for each in said), reply.message
+        assert not reply.HasField("model")
+    assert (await shared.load("seeing")).code == NOT_FOUND
     await shared.until(lambda: set(shared.states) == {DEMO})
 
 

@@ -101,12 +101,14 @@ def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:
         )
     )
     model.places[0].path = "/models/[chat].gguf"
+    model.places[0].mmproj_path = "/models/[eyes].gguf"
     console = Console(width=100, force_terminal=False, color_system=None)
     with console.capture() as capture:
         console.print(model_view(model))
     said = capture.get()
     assert "chat, tools, images, speculation" in said
     assert "/models/[chat].gguf" in said
+    assert "/models/[eyes].gguf" in said
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from inferflux.common.hosts import MAX_KNOWN, check_model, check_status
 from inferflux.v1 import model_pb2
 from inferflux.worker.catalog import Catalog, Known, Wish
 from inferflux.worker.host_status import HostStatusReports
+from inferflux.worker.mmproj_file import Projection
 from inferflux.worker.model_file import ModelFile
 from inferflux.worker.needs import Needs
 from inferflux.worker.worker_state import WorkerState
@@ -61,6 +62,27 @@ def test_an_alias_stands_for_one_model(new: Known, field: str) -> None:
         models.add(new)
     assert caught.value.field == field
     assert {model.name for model in models} == {"a", "b"}
+
+
+def seeing(name: str, digest: str) -> Known:
+    made = known(name, needs=2 * GIB)
+    made.wish = replace(made.wish, mmproj=Projection(Path("/m/p.gguf"), digest, GIB))
+    made.card.takes_images, made.card.projector = True, digest
+    return made
+
+
+def test_a_projector_is_taken_over_while_the_model_is_not_loaded() -> None:
+    models = catalog(known("a"))
+    found = models.add(seeing("a", "of p"))
+    assert (found.needs.total, found.card.takes_images, found.card.projector) == (2 * GIB, True, "of p")
+    assert found.to_message().mmproj_path == "/m/p.gguf"
+    hold(models, "a")
+    models.add(known("a"))
+    models.add(seeing("a", "of p"))
+    with pytest.raises(Aborted) as caught:
+        models.add(seeing("a", "of q"))
+    assert caught.value.reason == "MODEL_LOADED"
+    assert found.card.projector == found.wish.projector_digest == "of p"
 
 
 @pytest.mark.parametrize("name", ["a", "other-a"])

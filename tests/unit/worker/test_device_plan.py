@@ -120,6 +120,29 @@ def test_a_gpu_that_is_too_small_gets_nothing(gpu: int) -> None:
     assert any("No GPU holds a layer" in note for note in made.notes)
 
 
+def test_a_projector_is_on_the_first_gpu_and_takes_the_room_of_layers() -> None:
+    gpu = room(10, output=True)
+
+    def with_projector(*gpus: int) -> DevicePlan:
+        return plan_devices("llama", 2 * GIB, 1024, facts(), Asked(1024, 1), gpus, projector_bytes=3 * LAYER)
+
+    assert plan(facts(), gpu).gpu_layers == -1
+    made = with_projector(gpu)
+    first, memory = made.devices
+    assert made.gpu_layers == first.layers < 11
+    assert first.fits
+    assert first.weights == plan(facts(), room(first.layers - 1, output=True)).devices[0].weights + 3 * LAYER
+    assert "The projector is 300 MiB in GPU 0" in made.notes[-1]
+    assert with_projector(gpu + 3 * LAYER).gpu_layers == -1
+    (memory,) = with_projector().devices
+    assert memory.weights == plan(facts()).devices[0].weights + 3 * LAYER
+
+
+def test_a_gpu_without_room_for_the_projector_does_not_fit() -> None:
+    made = plan_devices("llama", 2 * GIB, 1024, facts(), Asked(1024, 1), [GIB], projector_bytes=2 * GIB)
+    assert (made.gpu_layers, made.devices[0].fits, made.fits) == (0, False, False)
+
+
 def test_main_memory_that_is_too_small_is_told() -> None:
     made = plan(facts(), memory=GIB)
     assert not made.fits

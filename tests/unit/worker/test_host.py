@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
 from inferflux.v1 import host_pb2, model_pb2
 from inferflux.worker.app import Worker, together
 from inferflux.worker.catalog import Catalog, Known, Wish
 from inferflux.worker.engine.kv_types import USUAL
 from inferflux.worker.engine_host import EngineLoadError
 from inferflux.worker.host import Host, engine_config
+from inferflux.worker.mmproj_file import Projection
 from inferflux.worker.model_facts import ModelFacts
 from inferflux.worker.model_file import ModelFile
 from inferflux.worker.needs import Needs
@@ -86,6 +87,27 @@ async def test_a_model_that_is_made_known_again_stays_pinned_the_default_and_siz
     assert again.wish == first
     more = await models.register(host_pb2.RegisterModelFile(path="/m/a.gguf", name="a", aliases=["y"]))
     assert more.wish == replace(first, aliases=("y",))
+
+
+async def test_a_projector_counts_and_is_in_the_card_from_the_start() -> None:
+    offers = Offers()
+    models = host(offers, memory=8 * GIB)
+    alone = (await models.know(Wish("a", kv_cells=512), FILE)).needs.total
+    eyes = Projection(Path("/m/p.gguf"), "of p", GIB, b"s", takes_images=True, takes_audio=True)
+    known = await models.know(Wish("a", mmproj=eyes), FILE)
+    assert known.needs.total == alone + GIB, "the cache is of the size that was asked for before"
+    assert (known.card.takes_images, known.card.takes_audio, known.card.projector) == (True, True, "of p")
+    assert engine_config(WorkerSettings(id="h"), known).mmproj_path == "/m/p.gguf"
+    assert offers.taken[-2:] == ["of a", "of p"]
+
+
+async def test_a_model_that_embeds_has_no_projector() -> None:
+    models = host(Offers())
+    wish = Wish("a", role=model_pb2.MODEL_ROLE_EMBEDDING, mmproj=Projection(Path("/m/p.gguf"), "of p", 1))
+    with pytest.raises(InvalidArgument) as caught:
+        await models.know(wish, FILE)
+    assert caught.value.field == "mmproj_path"
+    assert not list(models.catalog)
 
 
 async def test_a_tokenizer_that_cannot_be_stored_leaves_the_others_be() -> None:

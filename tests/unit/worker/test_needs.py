@@ -154,6 +154,24 @@ def test_what_is_asked_for_decides_the_cache() -> None:
     assert large[1] - small[1] == 8 << 20
 
 
+def test_a_projector_is_here_wherever_the_layers_are() -> None:
+    found = facts(tiny_model())
+    asked = Asked(0, 1, kv_cells=512)
+    for is_elsewhere in (False, True):
+        without, with_it = (
+            needs_of(
+                10 * GIB, 2048, found, asked, room=GIB, projector_bytes=n_bytes, is_elsewhere=is_elsewhere
+            )
+            for n_bytes in (0, GIB)
+        )
+        assert with_it.total == without.total + GIB
+    # What is not set of the cache takes half of what both files leave.
+    roomy = Asked(0, 1)
+    left = needs_of(GIB, 1 << 24, found, roomy, room=2 * GIB, projector_bytes=GIB // 2)
+    alone = needs_of(GIB + GIB // 2, 1 << 24, found, roomy, room=2 * GIB)
+    assert (left.cells, left.total) == (alone.cells, alone.total)
+
+
 def test_layers_that_are_elsewhere_take_no_memory_here() -> None:
     found = facts(tiny_model())
     asked = Asked(0, 1, kv_cells=512)

@@ -109,6 +109,7 @@ class HostedModel(_message.Message):
     IS_DEFAULT_FIELD_NUMBER: _builtins.int
     RETRY_UNIX_MS_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    MMPROJ_PATH_FIELD_NUMBER: _builtins.int
     state: _model_pb2.ModelState.ValueType
     reason: _builtins.str
     """Why it could not be loaded, or, while it is loading, why its engine is started again; empty otherwise."""
@@ -128,6 +129,8 @@ class HostedModel(_message.Message):
     """When a failed model that is pinned is tried again, by the host's clock; 0: when a request or a command asks."""
     path: _builtins.str
     """Where its file is, on the host's machine."""
+    mmproj_path: _builtins.str
+    """The same of its projector; empty: it has none."""
     @_builtins.property
     def card(self) -> _model_pb2.ModelCard:
         """As the file says; limits that only a loaded model knows are those of the last time."""
@@ -151,10 +154,11 @@ class HostedModel(_message.Message):
         is_default: _builtins.bool = ...,
         retry_unix_ms: _builtins.int = ...,
         path: _builtins.str = ...,
+        mmproj_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "card", b"card", "is_default", b"is_default", "is_pinned", b"is_pinned", "load_s", b"load_s", "needs_bytes", b"needs_bytes", "path", b"path", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "card", b"card", "is_default", b"is_default", "is_pinned", b"is_pinned", "load_s", b"load_s", "mmproj_path", b"mmproj_path", "needs_bytes", b"needs_bytes", "path", b"path", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -273,12 +277,15 @@ class RegisterModelFile(_message.Message):
     IS_PINNED_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    MMPROJ_PATH_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     name: _builtins.str
     """Empty: the file's own, without `.gguf`."""
     is_pinned: _builtins.bool
     role: _model_pb2.ModelRole.ValueType
     """What it is there for; unspecified: as the file says."""
+    mmproj_path: _builtins.str
+    """Its projector, on the host's machine; empty: none. It is read and checked as well."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -289,10 +296,11 @@ class RegisterModelFile(_message.Message):
         is_pinned: _builtins.bool = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         role: _model_pb2.ModelRole.ValueType = ...,
+        mmproj_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "is_pinned", b"is_pinned", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

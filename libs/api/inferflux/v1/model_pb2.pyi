@@ -307,6 +307,7 @@ class ModelPlace(_message.Message):
     RETRY_UNIX_MS_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    MMPROJ_PATH_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     state: Global___ModelState.ValueType
     reason: _builtins.str
@@ -319,6 +320,8 @@ class ModelPlace(_message.Message):
     """Of the file that the host has under this name."""
     path: _builtins.str
     """Where the file is, on the host's machine."""
+    mmproj_path: _builtins.str
+    """The same of its projector; empty: it has none."""
     def __init__(
         self,
         *,
@@ -330,10 +333,11 @@ class ModelPlace(_message.Message):
         retry_unix_ms: _builtins.int = ...,
         digest: _builtins.str = ...,
         path: _builtins.str = ...,
+        mmproj_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "host_id", b"host_id", "needs_bytes", b"needs_bytes", "path", b"path", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "host_id", b"host_id", "mmproj_path", b"mmproj_path", "needs_bytes", b"needs_bytes", "path", b"path", "reason", b"reason", "retry_unix_ms", b"retry_unix_ms", "since_unix_ms", b"since_unix_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,6 +427,7 @@ class LoadModelRequest(_message.Message):
     IS_PINNED_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    MMPROJ_PATH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A known model. With `path`: what the file is to be called, its own name if empty."""
     path: _builtins.str
@@ -433,6 +438,8 @@ class LoadModelRequest(_message.Message):
     """It stays loaded."""
     role: Global___ModelRole.ValueType
     """With `path`: what it is there for. Unspecified: as the file says."""
+    mmproj_path: _builtins.str
+    """With `path`: a GGUF file on the host's machine that encodes images or sounds for it, its projector."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -444,10 +451,11 @@ class LoadModelRequest(_message.Message):
         is_pinned: _builtins.bool = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         role: Global___ModelRole.ValueType = ...,
+        mmproj_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "host_id", b"host_id", "is_pinned", b"is_pinned", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "host_id", b"host_id", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

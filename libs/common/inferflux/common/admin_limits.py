@@ -104,6 +104,14 @@ def check_load(request: model_pb2.LoadModelRequest) -> None:
             raise InvalidArgument(
                 "it goes with a path: a known model stays as it was registered", field="role"
             )
+    check_text(request.mmproj_path, MAX_PATH_BYTES, "mmproj_path")
+    if request.mmproj_path:
+        if not request.path:
+            message = "it goes with a path: a known model stays as it was registered"
+            raise InvalidArgument(message, field="mmproj_path")
+        if not request.mmproj_path.startswith("/"):
+            message = "the path of a projector must be absolute: it is read on the model's host"
+            raise InvalidArgument(message, field="mmproj_path")
     check_count(request.aliases, MAX_ALIASES, "aliases")
     for alias in request.aliases:
         check_model_name(alias, field="aliases")

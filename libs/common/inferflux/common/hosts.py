@@ -98,6 +98,7 @@ def check_model(model: host_pb2.HostedModel) -> None:
     checks.check_text(model.reason, MAX_REASON_BYTES, "models.reason")
     checks.check_range(model.since_unix_ms, 0, checks.MAX_UNIX_MS, "models.since_unix_ms")
     checks.check_text(model.path, MAX_PATH_BYTES, "models.path")
+    checks.check_text(model.mmproj_path, MAX_PATH_BYTES, "models.mmproj_path")
     if model.worker_id:
         checks.check_token(model.worker_id, "models.worker_id")
     checks.check_range(model.needs_bytes, 0, MAX_BYTES, "models.needs_bytes")
@@ -185,5 +186,6 @@ def as_model(places: Mapping[str, host_pb2.HostedModel]) -> model_pb2.Model:
             retry_unix_ms=hosted.retry_unix_ms,
             digest=hosted.card.digest,
             path=hosted.path,
+            mmproj_path=hosted.mmproj_path,
         )
     return model

@@ -55,6 +55,7 @@ class ModelAdministration:
                 is_pinned=request.is_pinned,
                 aliases=request.aliases,
                 role=request.role,
+                mmproj_path=request.mmproj_path,
             )
             command = host_pb2.HostCommand(register=register, term=self._term)
             name = (await self._ask(host.host_id, command)).card.name

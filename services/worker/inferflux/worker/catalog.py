@@ -77,6 +77,11 @@ class Wish:
         """Whether it asks for a size of its own."""
         return any(size is not None for size in self._sizes)
 
+    @property
+    def projector_digest(self) -> str:
+        """Empty: it has no projector."""
+        return self.mmproj.digest if self.mmproj is not None else ""
+
     def then(self, later: Wish) -> Wish:
         """This wish with what a later one for the same model says. What that leaves out stays."""
         sized = later if later.has_sizes else self
@@ -170,6 +175,11 @@ class Known:
         self._list_adapters()
         return adapter
 
+    def take_projector(self, card: model_pb2.ModelCard) -> None:
+        """It has the projector of this card from now on."""
+        self.card.takes_images, self.card.takes_audio = card.takes_images, card.takes_audio
+        self.card.projector = card.projector
+
     def _list_adapters(self) -> None:
         self.card.ClearField("adapters")
         self.card.adapters.extend(self.adapters[name].to_card() for name in sorted(self.adapters))
@@ -198,6 +208,7 @@ class Known:
             aliases=self.wish.aliases,
             is_default=self.wish.is_default,
             path=str(self.file.path),
+            mmproj_path=str(self.wish.mmproj.path) if self.wish.mmproj is not None else "",
         )
 
 
@@ -240,6 +251,9 @@ class Catalog:
         """Make a model known. One that is known already, of the same file, takes over what the new wish says,
         and where the file is now.
 
+        Args:
+            known: with the needs and the card of both wishes together: see `wish_with`.
+
         Returns:
             The model as it is known from now on.
 
@@ -247,6 +261,7 @@ class Catalog:
             AlreadyExists: another model has the name, or has it as an alias.
             ResourceExhausted: the host knows as many as it may.
             InvalidArgument: an alias is another model's name or alias.
+            Aborted: it is loaded, and with another projector or none.
         """
         self._check_names(known.wish)
         found = self._models.get(known.name)
@@ -258,10 +273,16 @@ class Catalog:
                 message = f"host {self.host_id} has the model {known.name!r} in another role: forget it first"
                 raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
             wish = found.wish.then(known.wish)
+            is_seeing_anew = wish.projector_digest != found.wish.projector_digest
+            if is_seeing_anew and found.is_held:
+                message = f"the model {known.name!r} is loaded, and not with this projector: unload it first"
+                raise Aborted(message, reason="MODEL_LOADED")
             self._check_size(replace(found, wish=wish))
             found.wish, found.file = wish, known.file
-            if known.wish.has_sizes and not found.is_held:
+            if (known.wish.has_sizes or is_seeing_anew) and not found.is_held:
                 found.needs = known.needs
+            if is_seeing_anew:
+                found.take_projector(known.card)
             return found
         if len(self._models) >= MAX_KNOWN:
             message = f"host {self.host_id} knows {MAX_KNOWN} models already"
@@ -269,6 +290,11 @@ class Catalog:
         self._check_size(known)
         self._models[known.name] = known
         return known
+
+    def wish_with(self, wish: Wish) -> Wish:
+        """A wish for a model together with what was wished for it before."""
+        found = self._models.get(wish.name)
+        return wish if found is None else found.wish.then(wish)
 
     def forget(self, name: str) -> Known:
         """The model is not known any more.

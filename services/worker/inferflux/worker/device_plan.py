@@ -8,7 +8,7 @@ says. A plan gives these parts as numbers of layers, so that none is rounded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .engine.fit import PHYSICAL_BATCH, CellShape, whole_cells
 from .model_facts import ModelFacts
@@ -105,6 +105,7 @@ def plan_devices(
     gpus: Sequence[int],
     *,
     main_memory: int = 0,
+    projector_bytes: int = 0,
 ) -> DevicePlan:
     """The plan that uses the GPUs most: all layers on them; else a mixture's experts of the first layers in
     main memory, as few as will do; else as many of the last layers as fit.
@@ -112,12 +113,13 @@ def plan_devices(
     Args:
         gpus: bytes of each GPU's memory.
         main_memory: bytes that models may take; 0: not known.
+        projector_bytes: of the file that encodes images for it. libmtmd has it on the first GPU.
     """
     cells = whole_cells(wanted_cells(trained_length, facts, asked))
     costs = _costs(facts, asked, cells)
     n_layers = len(costs.weights)
     rooms = [max(gpu - DRIVER_BYTES, 0) for gpu in gpus]
-    experts_on_cpu, counts = _place(costs, rooms)
+    experts_on_cpu, counts = _place(costs, [max(room - projector_bytes, 0) for room in rooms[:1]] + rooms[1:])
     on_gpus = sum(counts)
     first = n_layers - on_gpus
     devices: list[OnDevice] = []
@@ -130,13 +132,16 @@ def plan_devices(
                 room=room,
                 first_layer=first if count else 0,
                 layers=count,
-                weights=sum(costs.on_gpu(i, experts_on_cpu) for i in mine) - kv,
+                weights=sum(costs.on_gpu(i, experts_on_cpu) for i in mine)
+                - kv
+                + (projector_bytes if index == 0 else 0),
                 kv=kv,
                 compute=costs.compute if count else 0,
             )
         )
         first += count
-    devices.append(_in_main_memory(facts, costs, n_layers - on_gpus, experts_on_cpu, main_memory))
+    memory = _in_main_memory(facts, costs, n_layers - on_gpus, experts_on_cpu, main_memory)
+    devices.append(memory if gpus else replace(memory, weights=memory.weights + projector_bytes))
     with_experts = sum(1 for bytes_ in costs.experts if bytes_)
     return DevicePlan(
         architecture=architecture,
@@ -153,7 +158,8 @@ def plan_devices(
         fits=all(device.fits for device in devices),
         notes=tuple(
             _notes(facts, asked, devices, len(gpus), on_gpus, n_layers, with_experts and experts_on_cpu)
-        ),
+        )
+        + _projector_notes(projector_bytes, len(gpus)),
     )
 
 
@@ -247,6 +253,16 @@ class _Noted:
     def note(self, line: str, *, when: object = True) -> None:
         if when:
             self.lines.append(line)
+
+
+def _projector_notes(n_bytes: int, n_gpus: int) -> tuple[str, ...]:
+    if not n_bytes:
+        return ()
+    where = "GPU 0, wherever the layers are" if n_gpus else "main memory"
+    return (
+        f"The projector is {n_bytes / (1 << 20):,.0f} MiB in {where}. What it encodes an image with is not "
+        "counted.",
+    )
 
 
 def _notes(

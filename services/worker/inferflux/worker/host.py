@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from inferflux.api.speculation import SOURCES
@@ -22,8 +23,10 @@ from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 
 from .adapter_file import AdapterFileError, probe_adapter_file
 from .catalog import AdapterWish, Catalog, Known, Wish
+from .engine.fit import PHYSICAL_BATCH
 from .engine.kv_types import KvTypes
 from .engine_host import EngineLoadError
+from .mmproj_file import Projection, probe_projection
 from .model_file import ModelFile, ModelFileError, probe_model_file
 from .model_host import ModelOptions
 from .model_worker import ModelWorker, Process
@@ -108,15 +111,21 @@ class Host:
 
         Raises:
             AlreadyExists, ResourceExhausted, InvalidArgument: as `Catalog.add`.
-            InvalidArgument: the file of an adapter cannot be used.
+            InvalidArgument: the file of an adapter cannot be used, or the model has a projector and does not
+                generate.
+            Aborted: it is loaded, and not with this projector.
             Unavailable, DeadlineExceeded: the tokenizer cannot be stored.
         """
-        needs = self._needs(wish, file)
+        if wish.mmproj is not None and embeds(wish.role or file.facts.role):
+            message = f"the model {wish.name!r} does not generate: it takes no images and no sounds"
+            raise InvalidArgument(message, field="mmproj_path")
+        whole = self.catalog.wish_with(wish)
+        needs = self._needs(whole, file)
         length = _first(wish.context_length, self._process.settings.context_length) or file.context_length
         if embeds(wish.role or file.facts.role):
             asked = _first(wish.context_length, self._process.settings.context_length)
             length = min(asked or EMBEDDING_TOKENS, file.context_length)
-        card = _card(wish, file, self._types, context_length=min(length, needs.cells))
+        card = _card(whole, file, self._types, context_length=min(length, needs.cells))
         known = self.catalog.add(Known(wish, file, needs, card, since_unix_ms=_now_ms()))
         for adapter in wish.adapters:
             await self._take_adapter(known, adapter)
@@ -129,12 +138,15 @@ class Host:
         """Make a file known under a name. What is known of it already stays, but for what is asked anew.
 
         Raises:
-            InvalidArgument: `path`, `name` or `aliases` cannot be used; says why.
-            AlreadyExists, ResourceExhausted, Unavailable, DeadlineExceeded: as `know`.
+            InvalidArgument: `path`, `name`, `aliases` or `mmproj_path` cannot be used; says why.
+            AlreadyExists, ResourceExhausted, Aborted, Unavailable, DeadlineExceeded: as `know`.
         """
         path = Path(wanted.path)
         if not path.is_absolute():
             raise InvalidArgument("the path of a model file must be absolute", field="path")
+        mmproj = Path(wanted.mmproj_path)
+        if wanted.mmproj_path and not mmproj.is_absolute():
+            raise InvalidArgument("the path of a projector must be absolute", field="mmproj_path")
         wish = Wish(
             name=wanted.name or path.name.removesuffix(".gguf"),
             aliases=tuple(wanted.aliases),
@@ -150,9 +162,20 @@ class Host:
             file = await probe_model_file(path)
         except ModelFileError as error:
             raise InvalidArgument(str(error), field="path", reason="BAD_MODEL_FILE") from None
+        if wanted.mmproj_path:
+            wish = replace(wish, mmproj=await self.probed_projection(mmproj, file, field="mmproj_path"))
         known = await self.know(wish, file)
         log.info("a model is known", model=known.name, path=str(path), needs_bytes=known.needs.total)
         return known
+
+    async def probed_projection(self, path: Path, file: ModelFile, *, field: str) -> Projection:
+        """A projector that was tried with a model, in a process of its own.
+
+        Raises:
+            InvalidArgument: it cannot be used, or not with this model; names `field`.
+        """
+        most_whole = min(self._process.settings.batch_tokens, PHYSICAL_BATCH)
+        return await probe_projection(path, file.path, most_whole=most_whole, field=field)
 
     async def forget(self, name: str) -> Known:
         """A model is not known any more; its file stays.
@@ -436,13 +459,13 @@ class Host:
         )
         if embeds(role):
             return embedder_needs_of(file.size_bytes, file.context_length, file.facts, asked)
-        weights = file.size_bytes + (wish.mmproj.size_bytes if wish.mmproj is not None else 0)
         return needs_of(
-            weights,
+            file.size_bytes,
             file.context_length,
             file.facts,
             asked,
             room=self.catalog.memory_bytes,
+            projector_bytes=wish.mmproj.size_bytes if wish.mmproj is not None else 0,
             is_elsewhere=settings.device_wish.then(wish.devices).is_all_remote,
         )
 
@@ -502,7 +525,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         speculation=SOURCES[settings.speculation if is_own else "off"],
         draft_model_path=str(settings.draft_model) if is_own and settings.draft_model is not None else "",
         mmproj_path=str(wish.mmproj.path) if wish.mmproj is not None else "",
-        mmproj_digest=wish.mmproj.digest if wish.mmproj is not None else "",
+        mmproj_digest=wish.projector_digest,
         image_bytes=settings.image_bytes,
     )
 
@@ -549,7 +572,7 @@ def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -
         embedding_length=facts.embedding if role == model_pb2.MODEL_ROLE_EMBEDDING else 0,
         takes_images=wish.mmproj is not None and wish.mmproj.takes_images,
         takes_audio=wish.mmproj is not None and wish.mmproj.takes_audio,
-        projector=wish.mmproj.digest if wish.mmproj is not None else "",
+        projector=wish.projector_digest,
     )
 
 

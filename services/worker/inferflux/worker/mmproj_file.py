@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
 import mmap
+import signal
 import struct
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from inferflux.common.captured import Captured, cause_in, one_line
+from inferflux.common.children import describe_end, wait_for_end
 from inferflux.common.errors import InvalidArgument
 
 from .gguf_header import HEADER, MAGIC, MAX_HEADER_BYTES, Header, HeaderError, parse_header
 
+PROBE_LIMIT_S = 90.0
 _ARCHITECTURE = "clip"
 _BLOCK_BYTES = 1 << 20
 _DEFAULT_ALIGNMENT = 32
@@ -60,6 +69,56 @@ def read_projection(path: Path, *, field: str) -> Projection:
     takes_audio = header.metadata.get("clip.has_audio_encoder") is True
     takes_images = not takes_audio or header.metadata.get("clip.has_vision_encoder") is True
     return Projection(path, digest.hexdigest(), size, skeleton, takes_images, takes_audio)
+
+
+async def probe_projection(
+    path: Path, model: Path, *, most_whole: int, field: str, limit_s: float = PROBE_LIMIT_S
+) -> Projection:
+    """Have a child process of bounded time and memory read a projector, and try it with its model.
+
+    Args:
+        most_whole: cells that one step may compute where they look at each other.
+
+    Raises:
+        InvalidArgument: the file was refused, or the child ended over it; names `field`.
+    """
+    with Captured() as result, Captured() as stderr:
+        process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
+            [sys.executable, "-m", "inferflux.worker.mmproj_probe", str(path), str(model), str(most_whole)],
+            stdin=subprocess.DEVNULL,
+            stdout=result.fileno(),
+            stderr=stderr.fileno(),
+        )
+        try:
+            code = await asyncio.wait_for(wait_for_end(process), limit_s)
+        except TimeoutError:
+            raise _bad(f"{path}: trying it with the model took over {limit_s:g} s", field) from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        head, _, rest = result.read().partition(b"\n")
+        # The probe ends itself so where encoding takes long: the engine tries it once more.
+        if code not in (0, -signal.SIGALRM) or not head:
+            why = cause_in(stderr.last_lines()) or f"the probe {describe_end(code)}"
+            raise _bad(f"{path}: libmtmd cannot use it: {why}", field)
+        return _projection(path, json.loads(head), rest, field)
+
+
+def _projection(path: Path, found: dict[str, Any], rest: bytes, field: str) -> Projection:
+    """What a probe has printed."""
+    skeleton_bytes = int(found.get("skeleton_bytes", 0))
+    skeleton, encoding = rest[:skeleton_bytes], rest[skeleton_bytes:]
+    error = json.loads(encoding)["error"] if encoding else found.get("error")
+    if error is not None:
+        raise _bad(one_line(error), field)
+    return Projection(
+        path, found["digest"], found["size_bytes"], skeleton, found["takes_images"], found["takes_audio"]
+    )
+
+
+def _bad(why: str, field: str) -> InvalidArgument:
+    return InvalidArgument(why, field=field, reason="BAD_PROJECTOR")
 
 
 def skeleton_of(header: Header, metadata: bytes) -> bytes:

@@ -92,6 +92,7 @@ def needs_of(
     asked: Asked,
     *,
     room: int,
+    projector_bytes: int = 0,
     is_elsewhere: bool = False,
 ) -> Needs:
     """What a model of `size_bytes` takes with the KV cache that it will have.
@@ -102,25 +103,27 @@ def needs_of(
     Args:
         trained_length: context length that the file states.
         room: bytes that models may take.
+        projector_bytes: of the file that encodes images for it.
         is_elsewhere: whether the layers are on other machines: the embeddings alone are here.
     """
     if is_elsewhere:
         cells = whole_cells(wanted_cells(trained_length, facts, asked))
         compute = PROCESS_BYTES + step_bytes(facts, cells)
-        return Needs(weights=facts.parts.input, cells=cells, kv=0, compute=compute)
+        return Needs(weights=facts.parts.input + projector_bytes, cells=cells, kv=0, compute=compute)
+    weights = size_bytes + projector_bytes
     cell = facts.kv_bytes_per_token(asked.types)
     length = asked.context_length or trained_length
     wanted = wanted_cells(trained_length, facts, asked)
     if not (asked.kv_bytes or asked.kv_cells) and cell:
         shape = CellShape(cell, PHYSICAL_BATCH)
         least = asked.context_length or min(wanted, FEWEST_CELLS)
-        wanted = max(min(wanted, max(room - size_bytes, 0) // 2 // shape.bytes), least)
+        wanted = max(min(wanted, max(room - weights, 0) // 2 // shape.bytes), least)
     cells = whole_cells(wanted)
     prefill = asked.prefill_cells
     if prefill is None:
         prefill = min(length, cells // PREFILL_PART, MOST_PREFILL_CELLS)
     return Needs(
-        weights=size_bytes,
+        weights=weights,
         cells=cells,
         kv=(cells + prefill) * CellShape(cell, PHYSICAL_BATCH).bytes,
         compute=PROCESS_BYTES + step_bytes(facts, cells),

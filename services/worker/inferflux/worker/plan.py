@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -13,11 +14,14 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from inferflux.common.checks import MAX_SEQUENCES, MAX_TOKENS
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.free_memory import free_bytes
 
 from .device_plan import plan_devices
 from .device_wish import MOST_GPUS
+from .engine.fit import PHYSICAL_BATCH
 from .engine.kv_types import NUMBER_TYPES, KvTypes
+from .mmproj_file import probe_projection
 from .model_file import ModelFileError, read_model_file
 from .needs import Asked
 
@@ -40,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=_SLOTS, help="requests at once")
     parser.add_argument("--kv-cells", type=int, default=0, help="of the KV cache; 0: by slots and context")
     parser.add_argument("--kv-type", default="f16", help="what keys and values are kept in; or KEYS,VALUES")
+    parser.add_argument("--mmproj", type=Path, help="its projector")
     return parser
 
 
@@ -99,6 +104,7 @@ def plan(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         file = read_model_file(given.file)
     except ModelFileError as error:
         raise PlanError(str(error)) from None
+    projector_bytes = _projector_bytes(given.mmproj, given.file) if given.mmproj is not None else 0
     asked = Asked(given.context, given.slots, kv_cells=given.kv_cells, types=types)
     made = plan_devices(
         file.architecture,
@@ -108,9 +114,23 @@ def plan(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         asked,
         gpus,
         main_memory=memory,
+        projector_bytes=projector_bytes,
     )
     devices = [asdict(device) | {"total": device.total, "fits": device.fits} for device in made.devices]
     return asdict(made) | {"devices": devices, "settings": made.settings}
+
+
+def _projector_bytes(path: Path, model: Path) -> int:
+    """Of a projector that the model can have.
+
+    Raises:
+        PlanError: it cannot.
+    """
+    try:
+        probing = probe_projection(path, model, most_whole=PHYSICAL_BATCH, field="--mmproj")
+        return asyncio.run(probing).size_bytes
+    except InvalidArgument as error:
+        raise PlanError(f"--mmproj: {error.message}") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -68,7 +68,7 @@ class Projector:
         vocab: the model's vocabulary, loaded without the model, as gateways have it.
         width: of the model's embeddings.
         most_whole: cells that one step may compute where they look at each other.
-        is_known: whether an engine before this one has encoded something with it.
+        is_known: whether it is not tried whether it encodes: an engine before this one has encoded something.
 
     Attributes:
         has_plane: whether cells have positions in several dimensions (M-RoPE).
@@ -103,7 +103,7 @@ class Projector:
             finally:
                 counter.close()
             if not is_known:
-                self._try_encoding()
+                self.try_encoding()
         except MtmdError as error:
             raise ProjectorError(str(error)) from None
 
@@ -124,7 +124,7 @@ class Projector:
             shapes += [seconds * self._mtmd.sample_rate for seconds in _TRIAL_S]
         return shapes
 
-    def _try_encoding(self) -> None:
+    def try_encoding(self) -> None:
         """Encode one image and one sound: a file that ends the process over that ends it now.
 
         Raises:
