@@ -94,13 +94,18 @@ class ModelServer:
             f"/api/models/{repository}?blobs=true", {"sha": "c" * 40, "siblings": siblings}, token=token
         )
 
-    def registry(self, name: str, tag: str, data: bytes) -> str:
+    def registry(self, name: str, tag: str, data: bytes, *projectors: bytes) -> str:
         """Serve a model as a registry of OCI does; the path of its blob."""
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         layers = [
             {"mediaType": "application/vnd.ollama.image.template", "digest": f"sha256:{'0' * 64}", "size": 3},
             {"mediaType": "application/vnd.ollama.image.model", "digest": digest, "size": len(data)},
         ]
+        for projector in projectors:
+            of_it = f"sha256:{hashlib.sha256(projector).hexdigest()}"
+            kind = "application/vnd.ollama.image.projector"
+            layers.append({"mediaType": kind, "digest": of_it, "size": len(projector)})
+            self.files[f"/v2/{name}/blobs/{of_it}"] = Served(projector)
         self.json(f"/v2/{name}/manifests/{tag}", {"schemaVersion": 2, "layers": layers})
         path = f"/v2/{name}/blobs/{digest}"
         self.files[path] = Served(data)

@@ -40,6 +40,13 @@ def pull(
     ],
     name: Annotated[str, typer.Option(help="What it is to be called; as its source is, by default.")] = "",
     sha256: Annotated[str, typer.Option(help="Hex digest that the file must have.")] = "",
+    mmproj: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="Which file beside it is its projector, or none; by default the one that is there.",
+        ),
+    ] = "",
     host: Host = "",
     as_json: AsJson = False,
     endpoint: Endpoint = "",
@@ -47,7 +54,9 @@ def pull(
     state_dir: StateDirectory = None,
 ) -> None:
     """Fetch a model into a worker's store. It goes on without this command; run again, it resumes."""
-    request = model_pb2.PullRequest(source=_absolute(source), name=name, sha256=sha256.lower(), host_id=host)
+    request = model_pb2.PullRequest(
+        source=_absolute(source), name=name, sha256=sha256.lower(), mmproj=mmproj, host_id=host
+    )
 
     async def run(client: Client) -> None:
         job = await _follow(client.pull(request))
@@ -55,6 +64,8 @@ def pull(
             print_json(job)
         else:
             make_console().print(f"{escape(job.name)}: {job.total_bytes:,} bytes, sha256 {job.digest}")
+            if job.message:
+                make_console().print(f"[yellow]{escape(job.message)}[/]")
 
     with_client(run, endpoint, api_key, state_dir)
 

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness.gguf_files import text, tiny_model
+from harness.gguf_files import DIM, text, tiny_model
 from harness.host import HostProcess
 from harness.model_server import LOOPBACK, ModelServer, Served, model_server
+from harness.projectors import tiny_projector
 
 from inferflux.common.bus import Bus
 from inferflux.v1 import host_pb2, model_pb2
@@ -80,8 +81,8 @@ async def until_ended(host: HostProcess, reply: host_pb2.HostReply) -> model_pb2
     return found()
 
 
-async def pull(host: HostProcess, source: str, name: str = "") -> host_pb2.HostReply:
-    return await host.tell(pull=model_pb2.PullRequest(source=source, name=name))
+async def pull(host: HostProcess, source: str, name: str = "", mmproj: str = "") -> host_pb2.HostReply:
+    return await host.tell(pull=model_pb2.PullRequest(source=source, name=name, mmproj=mmproj))
 
 
 async def remove(host: HostProcess, name: str) -> host_pb2.HostReply:
@@ -151,6 +152,45 @@ async def test_what_cannot_be_served_is_not_kept(
     assert (ended.state, ended.code, ended.reason) == (FAILED, INVALID, "BAD_MODEL_FILE")
     assert [path for path in folder.rglob("*") if path.is_file()] == []
     assert "odd" not in host.states
+
+
+async def test_a_model_is_pulled_with_its_projector_and_known_with_it_again(
+    host: HostProcess, server: ModelServer, folder: Path
+) -> None:
+    eyes = tiny_projector(DIM).data()
+    server.hugging_face("someone/x", {"x.gguf": TINY, "mmproj-x.gguf": eyes})
+    job = await until_ended(host, await pull(host, "hf:someone/x", "seeing"))
+    assert (job.state, job.message, job.done_bytes) == (DONE, "", len(TINY) + len(eyes))
+    known = await host.until_state("seeing", REGISTERED)
+    assert known.card.takes_images
+    assert Path(known.mmproj_path).read_bytes() == eyes
+    again = await pull(host, "hf:someone/x", "seeing", mmproj="none")
+    assert (again.code, again.reason) == (EXISTS, "MODEL_NAME_TAKEN")
+    host.kill()
+    host.host = None
+    await host.start_ready()
+    assert (await host.until_state("seeing", REGISTERED)).card.projector == known.card.projector
+    await host.load("seeing")
+    await host.until_ready("seeing")
+    await host.unload("seeing")
+    await host.until_state("seeing", REGISTERED)
+    assert not (await remove(host, "seeing")).code
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+async def test_a_projector_that_cannot_be_used_is_left_out_and_that_is_told(
+    host: HostProcess, server: ModelServer, folder: Path
+) -> None:
+    server.hugging_face("someone/y", {"y.gguf": TINY, "mmproj-y.gguf": tiny_projector(2 * DIM).data()})
+    job = await until_ended(host, await pull(host, "hf:someone/y", "blind"))
+    assert (job.state, job.code) == (DONE, 0)
+    assert "without its projector" in job.message
+    assert f"n_embd = {2 * DIM}" in job.message
+    known = await host.until_state("blind", REGISTERED)
+    assert (known.card.takes_images, known.mmproj_path) == (False, "")
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["manifest.json", "y.gguf"]
+    assert list((await verify(host, "blind")).differing) == []
+    assert not (await remove(host, "blind")).code
 
 
 async def test_bad_commands_name_their_field(host: HostProcess) -> None:

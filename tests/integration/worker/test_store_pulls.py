@@ -25,6 +25,7 @@ from inferflux.worker.store.folder import StoreFolder
 from inferflux.worker.store.pulling import pull
 from inferflux.worker.store.task import Report, Task
 from inferflux.worker.store.transfer import Retries
+from inferflux.worker.store.verifying import verify
 
 DATA = b"GGUF" + random.Random(1).randbytes(100_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -258,6 +259,56 @@ async def test_a_repository_gives_the_file_of_a_quantization(world: World) -> No
         await world.pull("hf:someone/x-GGUF:Q2_K", "none")
 
 
+EYES = b"GGUF eyes"
+
+
+def projector_of(world: World, name: str) -> str:
+    """The file of a model's projector, whose bytes are `EYES`; empty if it has none."""
+    manifest = world.store.get(name)
+    assert manifest is not None
+    assert manifest.digest == DIGEST, "that of the model alone"
+    if manifest.projector is None:
+        assert manifest.size == len(DATA)
+        return ""
+    assert world.data(name, manifest.projector.name) == EYES
+    assert manifest.projector.sha256 == hashlib.sha256(EYES).hexdigest()
+    assert manifest.size == len(DATA) + len(EYES)
+    return manifest.projector.name
+
+
+async def test_a_repository_gives_the_projector_beside_the_model(world: World) -> None:
+    files = {"x-Q4_K_M.gguf": DATA, "mmproj-x-f16.gguf": EYES, "mmproj-x-f32.gguf": b"GGUF more"}
+    world.server.hugging_face("someone/x-GGUF", files)
+    report = await world.pull("hf:someone/x-GGUF", "seeing", sha256=DIGEST)
+    assert (report.digest, report.done) == (DIGEST, len(DATA) + len(EYES))
+    assert projector_of(world, "seeing") == "mmproj-x-f16.gguf"
+    await world.pull("hf:someone/x-GGUF", "blind", mmproj="none")
+    assert projector_of(world, "blind") == ""
+    await world.pull("hf:someone/x-GGUF:x-Q4_K_M.gguf", "chosen", mmproj="mmproj-x-f16.gguf")
+    assert projector_of(world, "chosen") == "mmproj-x-f16.gguf"
+    world.store.model("seeing").joinpath("mmproj-x-f16.gguf").write_bytes(b"GGUF eyeS")
+    assert verify(world.store, "", world.reports.append).differing == ("seeing",)
+
+
+async def test_a_transfer_of_a_projector_that_breaks_is_resumed(world: World) -> None:
+    world.server.hugging_face("someone/x", {"x.gguf": DATA, "mmproj.gguf": EYES})
+    path = f"/lfs/{hashlib.sha256(EYES).hexdigest()}?signature=secret"
+    world.server.files[path].breaks_at = [6]
+    await world.pull("hf:someone/x")
+    assert projector_of(world, "m") == "mmproj.gguf"
+    assert world.server.ranges(path) == ["", "bytes=6-"]
+
+
+async def test_a_projector_that_is_not_there_or_not_clear_is_refused(world: World) -> None:
+    names = ("x.gguf", "mmproj-a.gguf", "mmproj-b.gguf")
+    world.server.hugging_face("someone/x", dict.fromkeys(names, DATA))
+    for said, mmproj in (("mmproj-a.gguf, mmproj-b.gguf", ""), ("no GGUF file 'mmproj-c", "mmproj-c.gguf")):
+        error = await world.refused(InvalidArgument, said, source="hf:someone/x", mmproj=mmproj)
+        assert isinstance(error, InvalidArgument)
+        assert error.field == "mmproj"
+    await world.refused(InvalidArgument, "name a repository", mmproj="mmproj-a.gguf")
+
+
 async def test_the_digest_that_hugging_face_tells_must_hold(world: World) -> None:
     world.server.hugging_face("someone/x", {"x.gguf": DATA})
     digest = f"/lfs/{DIGEST}?signature=secret"
@@ -317,7 +368,30 @@ async def test_a_blob_that_is_not_its_digest_is_refused(world: World) -> None:
     assert error.reason == "WRONG_LENGTH"
 
 
+async def test_a_registry_gives_the_projector_layer(world: World) -> None:
+    world.server.registry("library/seeing", "latest", DATA, EYES)
+    await world.pull("ollama:seeing", "seeing")
+    assert projector_of(world, "seeing") == "mmproj.gguf"
+    await world.pull("ollama:seeing", "blind", mmproj="none")
+    assert projector_of(world, "blind") == ""
+    world.server.registry("library/three", "latest", DATA, EYES, b"GGUF other")
+    with pytest.raises(InvalidArgument, match="2 projectors") as caught:
+        await world.pull("ollama:three", "three")
+    assert caught.value.field == "mmproj"
+
+
 # Disks
+
+
+async def test_a_folder_gives_the_projector_beside_the_model(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "from"
+    folder.mkdir()
+    (folder / "x.gguf").write_bytes(DATA)
+    (folder / "mmproj-x.gguf").write_bytes(EYES)
+    await world.pull(str(folder), "folder")
+    assert projector_of(world, "folder") == "mmproj-x.gguf"
+    await world.pull(str(folder / "x.gguf"), "file")
+    assert projector_of(world, "file") == ""
 
 
 async def test_a_folder_of_shards_is_copied(world: World, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.model_sources import SourceKind, choose, parse_source, shards_of
+from inferflux.common.model_sources import SourceKind, choose, choose_projector, parse_source, shards_of
 
 WEB, PATH, HF, OCI = SourceKind.WEB, SourceKind.PATH, SourceKind.HUGGING_FACE, SourceKind.OCI
 
@@ -79,3 +79,41 @@ def test_the_usual_quantization_is_chosen_and_a_missing_shard_is_told() -> None:
         choose(["x-00001-of-00002.gguf"], "")
     with pytest.raises(InvalidArgument, match="pickle"):
         choose(["a.txt", "m.bin"], "")
+
+
+@pytest.mark.parametrize(
+    ("files", "model", "which", "chosen"),
+    [
+        (["m.gguf"], "m.gguf", "", None),
+        (["m.gguf", "mmproj-m-F16.gguf"], "m.gguf", "", "mmproj-m-F16.gguf"),
+        (
+            ["m.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"],
+            "m.gguf",
+            "",
+            "mmproj-F16.gguf",
+        ),
+        (["m.gguf", "mmproj-bf16.gguf", "mmproj-f32.gguf"], "m.gguf", "", "mmproj-bf16.gguf"),
+        (["a/m.gguf", "a/mmproj.gguf", "b/mmproj.gguf"], "a/m.gguf", "", "a/mmproj.gguf"),
+        (["q4/m.gguf", "mmproj.gguf"], "q4/m.gguf", "", "mmproj.gguf"),
+        (["m.gguf", "mmproj.gguf"], "m.gguf", "none", None),
+        (["m.gguf", "eyes.gguf", "mmproj.gguf"], "m.gguf", "eyes.gguf", "eyes.gguf"),
+    ],
+)
+def test_the_projector_beside_a_model_is_chosen(
+    files: list[str], model: str, which: str, chosen: str | None
+) -> None:
+    assert choose_projector(files, model, which) == chosen
+
+
+@pytest.mark.parametrize(
+    ("files", "which"),
+    [
+        (["m.gguf", "mmproj-a.gguf", "mmproj-b.gguf"], ""),
+        (["m.gguf"], "mmproj.gguf"),
+        (["m.gguf", "eyes.bin"], "eyes.bin"),
+    ],
+)
+def test_a_projector_that_is_not_clear_or_not_there_is_refused(files: list[str], which: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        choose_projector(files, "m.gguf", which)
+    assert caught.value.field == "mmproj"

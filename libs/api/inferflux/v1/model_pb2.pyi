@@ -640,6 +640,7 @@ class PullRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    MMPROJ_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """https://..., file:/path, a folder, hf:owner/repo[:quantization or file], ollama:name[:tag], oci://host/name[:tag]."""
     name: _builtins.str
@@ -648,6 +649,10 @@ class PullRequest(_message.Message):
     """Which host's store; empty: of the only one."""
     sha256: _builtins.str
     """Hex digest that the file must have; empty: the one that its server tells, if any."""
+    mmproj: _builtins.str
+    """Which file of a repository or a folder encodes images or sounds for the model; `none`: none is taken. Empty: the
+    one beside it, of several the one of F16, BF16, Q8_0 or F32.
+    """
     def __init__(
         self,
         *,
@@ -655,10 +660,11 @@ class PullRequest(_message.Message):
         name: _builtins.str = ...,
         host_id: _builtins.str = ...,
         sha256: _builtins.str = ...,
+        mmproj: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "name", b"name", "sha256", b"sha256", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "mmproj", b"mmproj", "name", b"name", "sha256", b"sha256", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -809,7 +815,9 @@ class StoreJob(_message.Message):
     digest: _builtins.str
     """Hex SHA-256 of what was pulled."""
     code: _builtins.int
-    """Why it failed: a google.rpc.Code, a reason, the field that is at fault."""
+    """Why it failed: a google.rpc.Code, a reason, the field that is at fault. The message of a pull that did not fail
+    says why its projector was left out.
+    """
     reason: _builtins.str
     field: _builtins.str
     message: _builtins.str

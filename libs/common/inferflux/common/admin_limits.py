@@ -29,7 +29,7 @@ from inferflux.common.checks import (
 )
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES, MAX_PATH_BYTES
-from inferflux.common.model_sources import parse_source
+from inferflux.common.model_sources import MAX_SOURCE_BYTES, parse_source
 from inferflux.v1 import admin_pb2, model_pb2, scheduler_pb2
 
 # Beyond every priority, so that nothing, or everything, can be urgent.
@@ -126,6 +126,7 @@ def check_pull(request: model_pb2.PullRequest) -> None:
         check_token(request.host_id, "host_id")
     if request.sha256 and re.fullmatch(r"[0-9a-f]{64}", request.sha256) is None:
         raise InvalidArgument("a SHA-256 is 64 of 0-9 a-f", field="sha256")
+    check_text(request.mmproj, MAX_SOURCE_BYTES, "mmproj")
 
 
 def check_stored(request: model_pb2.RemoveModelRequest | model_pb2.VerifyModelRequest) -> None:

@@ -20,6 +20,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from inferflux.common.errors import InvalidArgument
 
 MAX_SOURCE_BYTES = 4096
+NO_PROJECTOR = "none"
+# The best first: they are small beside a model, and lose quality sooner than it does.
+_PROJECTOR_TYPES = ("F16", "BF16", "Q8_0", "F32")
 _HF_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _OCI_NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", re.IGNORECASE)
 _OCI_TAG = re.compile(r"\w[\w.-]{0,127}")
@@ -113,7 +116,7 @@ def choose(files: list[str], which: str) -> list[str]:
     if which.lower().endswith(".gguf") or which in files:
         check_file_name(which)
         return _all_there(files, which)
-    usable = [f for f in files if f.lower().endswith(".gguf") and "mmproj" not in f.lower()]
+    usable = [f for f in files if f.lower().endswith(".gguf") and not _is_projector(f)]
     if not usable:
         for name in files:
             check_file_name(name)
@@ -128,6 +131,50 @@ def choose(files: list[str], which: str) -> list[str]:
         return _all_there(files, firsts[0])
     listed = ", ".join(firsts[:10])
     raise _bad(f"which file of the repository is meant? There are {listed}")
+
+
+def choose_projector(files: list[str], model: str, which: str) -> str | None:
+    """The file of a repository that encodes images or sounds for a model; None: none is there, or wanted.
+
+    Args:
+        model: a file of the model: projectors in its folder come first.
+        which: a file, `none`, or empty.
+
+    Raises:
+        InvalidArgument: it is not there, or it is not clear which is meant; names `mmproj`.
+    """
+    if which == NO_PROJECTOR:
+        return None
+    if which:
+        if which not in files or not which.lower().endswith(".gguf"):
+            raise _bad_projector(f"there is no GGUF file {which[:200]!r} beside the model")
+        return which
+    there = sorted(filter(_is_projector, files))
+    folder = PurePosixPath(model).parent
+    found = [file for file in there if PurePosixPath(file).parent == folder] or there
+    if len(found) <= 1:
+        return found[0] if found else None
+    for kind in _PROJECTOR_TYPES:
+        marked = [file for file in found if _has_mark(file, kind)]
+        if len(marked) == 1:
+            return marked[0]
+    listed = ", ".join(found[:10])
+    raise _bad_projector(f"which projector is meant, or {NO_PROJECTOR!r}? There are {listed}")
+
+
+def _is_projector(file: str) -> bool:
+    """Whether a file is one by its name, as llama.cpp's converter and those who publish models call them."""
+    return file.lower().endswith(".gguf") and "mmproj" in file.lower()
+
+
+def _bad_projector(message: str) -> InvalidArgument:
+    return InvalidArgument(message, field="mmproj", reason="BAD_SOURCE")
+
+
+def check_no_projector(which: str, source: Source) -> None:
+    """Raises InvalidArgument where a source has no files beside the model, and one of them is asked for."""
+    if which not in ("", NO_PROJECTOR):
+        raise _bad_projector(f"no file beside {source.shown} is known: name a repository or a folder")
 
 
 def _has_mark(file: str, mark: str) -> bool:

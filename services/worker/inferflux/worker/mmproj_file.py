@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from inferflux.common.captured import Captured, cause_in, one_line
 from inferflux.common.children import describe_end, wait_for_end
@@ -46,8 +46,11 @@ class Projection:
     takes_audio: bool = False
 
 
-def read_projection(path: Path, *, field: str) -> Projection:
+def read_projection(path: Path, *, field: str, digest: str = "") -> Projection:
     """Read a projector's file. Whether it suits the model, the engine finds out.
+
+    Args:
+        digest: hex SHA-256 of the file, where it is known; else all of it is read.
 
     Raises:
         InvalidArgument: it cannot be read, or is no projector; names `field`.
@@ -61,14 +64,19 @@ def read_projection(path: Path, *, field: str) -> Projection:
                 if header.metadata.get("general.architecture") != _ARCHITECTURE:
                     raise InvalidArgument(f"{path}: it is no projector (mmproj)", field=field)
                 skeleton = skeleton_of(header, view[HEADER.size : header.metadata_end])
-            digest = hashlib.sha256()
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+            digest = digest or _digest_of(file)
     except (OSError, ValueError, HeaderError) as error:
         raise InvalidArgument(f"{path}: {error}", field=field) from None
     takes_audio = header.metadata.get("clip.has_audio_encoder") is True
     takes_images = not takes_audio or header.metadata.get("clip.has_vision_encoder") is True
-    return Projection(path, digest.hexdigest(), size, skeleton, takes_images, takes_audio)
+    return Projection(path, digest, size, skeleton, takes_images, takes_audio)
+
+
+def _digest_of(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 async def probe_projection(

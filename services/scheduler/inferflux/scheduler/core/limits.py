@@ -29,8 +29,8 @@ class Limits:
     settle_s: float = 1.2
     # After a reconnect, what workers get to reconnect themselves before their silence counts.
     reconnect_grace_s: float = 3.0
-    # A request that a worker has without a job in the queue is dropped after this; not while jobs of an earlier
-    # scheduler come.
+    # A request that a worker has without a job in the queue is dropped after this; not while jobs of an
+    # earlier scheduler come.
     unowned_grace_s: float = 10.0
     # A cancel notice that comes before its job is remembered this long.
     early_cancel_s: float = 10.0

@@ -55,7 +55,10 @@ class Manifest:
 
     Attributes:
         digest: hex SHA-256 of its file; of several, over their digests in hex, a line each.
+        size: bytes of all files.
         pulled_unix_ms: when.
+        files: of the model itself, the first shard first.
+        projector: encodes images or sounds for it; None: it takes none.
     """
 
     name: str
@@ -64,6 +67,11 @@ class Manifest:
     size: int
     pulled_unix_ms: int
     files: tuple[StoredFile, ...]
+    projector: StoredFile | None = None
+
+    @property
+    def all_files(self) -> tuple[StoredFile, ...]:
+        return self.files if self.projector is None else (*self.files, self.projector)
 
     def to_json(self) -> str:
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=2) + "\n"
@@ -87,19 +95,25 @@ def read_manifest(folder: Path) -> Manifest:
         said: Any = json.loads(path.read_bytes())
         if said.pop("format") != _FORMAT:
             raise ValueError("it is of another format")
-        files = tuple(StoredFile(str(f["name"]), int(f["size"]), str(f["sha256"])) for f in said.pop("files"))
-        if not files or any(Path(file.name).name != file.name for file in files):
-            raise ValueError("it names no files of its folder")
-        return Manifest(
+        projector = said.get("projector")
+        manifest = Manifest(
             name=str(said["name"]),
             source=str(said["source"]),
             digest=str(said["digest"]),
             size=int(said["size"]),
             pulled_unix_ms=int(said["pulled_unix_ms"]),
-            files=files,
+            files=tuple(map(_stored, said["files"])),
+            projector=None if projector is None else _stored(projector),
         )
     except (OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / MANIFEST}: {error}") from None
+    if not manifest.files or any(Path(file.name).name != file.name for file in manifest.all_files):
+        raise ValueError(f"{folder / MANIFEST}: it names no files of its folder")
+    return manifest
+
+
+def _stored(said: Any) -> StoredFile:
+    return StoredFile(str(said["name"]), int(said["size"]), str(said["sha256"]))
 
 
 class StoreFolder:
@@ -221,12 +235,23 @@ class _Lock:
         os.close(self._fd)
 
 
-def write_manifest(folder: Path, name: str, source: str, files: tuple[StoredFile, ...]) -> Manifest:
+def write_manifest(
+    folder: Path, name: str, source: str, files: tuple[StoredFile, ...], projector: StoredFile | None = None
+) -> Manifest:
     """Write the manifest of a model whose files are in `folder`."""
-    size = sum(file.size for file in files)
-    manifest = Manifest(name, source, digest_of(files), size, time.time_ns() // 1_000_000, files)
+    size = sum(file.size for file in files) + (projector.size if projector is not None else 0)
+    now = time.time_ns() // 1_000_000
+    manifest = Manifest(name, source, digest_of(files), size, now, files, projector)
     write_whole(folder / MANIFEST, manifest.to_json().encode())
     return manifest
+
+
+def without_projector(folder: Path, manifest: Manifest) -> Manifest:
+    """Leave the projector of a model in `folder` out: its manifest, and its file."""
+    made = write_manifest(folder, manifest.name, manifest.source, manifest.files)
+    if manifest.projector is not None:
+        (folder / manifest.projector.name).unlink(missing_ok=True)
+    return made
 
 
 def write_whole(path: Path, data: bytes) -> None:

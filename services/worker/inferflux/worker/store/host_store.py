@@ -12,14 +12,16 @@ from pathlib import Path
 
 from inferflux.common import logs
 from inferflux.common.errors import AlreadyExists, InferFluxError, InvalidArgument, NotFound
+from inferflux.common.model_roles import embeds
 from inferflux.common.model_sources import parse_source
 from inferflux.v1 import model_pb2
 from inferflux.worker.catalog import Wish
 from inferflux.worker.host import Host
+from inferflux.worker.mmproj_file import read_projection
 from inferflux.worker.model_file import ModelFile, ModelFileError, probe_model_file
 from inferflux.worker.settings import WorkerSettings
 
-from .folder import Manifest
+from .folder import Manifest, without_projector
 from .jobs import StoreJobs
 
 log = logs.get("worker.store")
@@ -48,7 +50,7 @@ class HostStore:
         for manifest in folder.manifests():
             try:
                 file = await _probed(folder.model(manifest.name), manifest)
-                await self._host.know(Wish(manifest.name), file)
+                await self._host.know(await self._wish(manifest), file)
             except (ModelFileError, InferFluxError) as error:
                 log.error("a model of the store is not served", model=manifest.name, why=str(error))
 
@@ -109,23 +111,56 @@ class HostStore:
             host_id=self._settings.id,
         )
 
-    async def _take(self, manifest: Manifest) -> None:
-        """See `Take`. What cannot be served is deleted: another pull would bring the same."""
+    async def _take(self, manifest: Manifest) -> str:
+        """See `Take`. What cannot be served is deleted: another pull would bring the same. A projector that
+        cannot be used leaves its model without one."""
         folder = self.jobs.folder
+        part, why_blind = folder.part(manifest.name), ""
         try:
-            await _probed(folder.part(manifest.name), manifest)
+            file = await _probed(part, manifest)
+            if manifest.projector is not None:
+                why_blind = await self._why_blind(part / manifest.projector.name, file)
         except ModelFileError as error:
             await asyncio.to_thread(folder.remove_part, manifest.name)
             raise InvalidArgument(str(error), field="source", reason="BAD_MODEL_FILE") from None
+        if why_blind:
+            manifest = await asyncio.to_thread(without_projector, part, manifest)
         folder.commit(manifest.name)
         await self._know(manifest)
+        return why_blind
+
+    async def _why_blind(self, path: Path, file: ModelFile) -> str:
+        """Why a model cannot have a projector; empty if it can."""
+        if embeds(file.facts.role):
+            return "the model does not generate"
+        try:
+            await self._host.probed_projection(path, file, field="mmproj")
+        except InvalidArgument as error:
+            return error.message
+        return ""
 
     async def _know(self, manifest: Manifest) -> None:
         try:
             file = await _probed(self.jobs.folder.model(manifest.name), manifest)
         except ModelFileError as error:
             raise InvalidArgument(str(error), field="source", reason="BAD_MODEL_FILE") from None
-        await self._host.know(Wish(manifest.name), file)
+        await self._host.know(await self._wish(manifest), file)
+
+    async def _wish(self, manifest: Manifest) -> Wish:
+        """How a model of the store is to be served.
+
+        Raises:
+            InvalidArgument: its projector is no good any more.
+        """
+        if manifest.projector is None:
+            return Wish(manifest.name)
+        path = self.jobs.folder.model(manifest.name) / manifest.projector.name
+        return Wish(
+            manifest.name,
+            mmproj=await asyncio.to_thread(
+                read_projection, path, field="source", digest=manifest.projector.sha256
+            ),
+        )
 
     def _path_of(self, name: str) -> Path | None:
         """Where the file of a model is that the host knows under this name or alias."""
@@ -145,4 +180,4 @@ async def _probed(folder: Path, manifest: Manifest) -> ModelFile:
     if len(manifest.files) == 1:
         return file
     digest = hashlib.sha256(f"{file.digest}\n{manifest.digest}".encode()).hexdigest()
-    return replace(file, digest=digest, size_bytes=manifest.size)
+    return replace(file, digest=digest, size_bytes=sum(each.size for each in manifest.files))

@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from inferflux.common import logs
 from inferflux.common.captured import one_line
 from inferflux.common.checks import check_model_name
 from inferflux.common.errors import Aborted, InferFluxError, Internal, InvalidArgument, NotFound
-from inferflux.common.model_sources import parse_source
+from inferflux.common.model_sources import NO_PROJECTOR, parse_source
 from inferflux.common.tasks import Background
 from inferflux.v1 import model_pb2
 from inferflux.worker.settings import WorkerSettings
@@ -34,8 +35,9 @@ _LONGEST_LINE = 1 << 20
 
 log = logs.get("worker.store")
 
-Take = Callable[[Manifest], Awaitable[None]]
-"""Checks what was pulled and makes it a model of the store; raises InferFluxErrors."""
+Take = Callable[[Manifest], Awaitable[str]]
+"""Checks what was pulled and makes it a model of the store; returns why its projector is left out, if it is.
+Raises InferFluxErrors."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class _Job:
     message: model_pb2.StoreJob
     source: str
     sha256: str
+    mmproj: str = ""
     task: asyncio.Task[None] | None = None
     ended_s: float = 0.0
 
@@ -102,12 +105,13 @@ class StoreJobs:
         check_model_name(name, field="name")
         folder = self.folder
         for job in self._running(name):
-            if (job.source, job.sha256) == (request.source, request.sha256):
+            if (job.source, job.sha256, job.mmproj) == (request.source, request.sha256, request.mmproj):
                 return job.message
             message = f"{name!r} is being pulled from {job.message.source}"
             raise Aborted(message, reason="PULLED_ALREADY")
         there = folder.get(name)
-        if there is not None and there.source == source.shown and request.sha256 in ("", there.digest):
+        is_same = there is not None and there.source == source.shown and _has_projector(there, request.mmproj)
+        if there is not None and is_same and request.sha256 in ("", there.digest):
             return await self._done(there)
         self._check_not_many()
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -118,6 +122,7 @@ class StoreJobs:
             name,
             source=request.source,
             sha256=request.sha256,
+            mmproj=request.mmproj,
             quota=settings.models_store_bytes,
             networks=settings.http_allowed_networks,
             ca=str(settings.http_ca or ""),
@@ -180,6 +185,7 @@ class StoreJobs:
             ),
             task.source,
             task.sha256,
+            task.mmproj,
         )
         self._jobs[job.message.job_id] = job
         job.task = self._background.start(self._run(job, task))
@@ -225,12 +231,12 @@ class StoreJobs:
         _note(job.message, replace(report, has_ended=False, doing="reading its head"))
         try:
             with self.folder.pulling(task.name) as parts:
-                await self._take(read_manifest(parts))
+                why_blind = await self._take(read_manifest(parts))
         except ValueError as error:
             return _failed(Internal(str(error), reason="STORE_BROKEN"))
         except InferFluxError as error:
             return _failed(error)
-        return report
+        return replace(report, message=f"without its projector: {why_blind}") if why_blind else report
 
     async def _child(self, job: _Job, task: Task) -> Report:
         """What a child process says at its end; what it says before is noted."""
@@ -259,6 +265,14 @@ class StoreJobs:
             await asyncio.to_thread(process.wait)
         why = f"its process ended: status {process.returncode}"
         return _failed(Internal(why, reason="STORE_BROKEN"))
+
+
+def _has_projector(manifest: Manifest, which: str) -> bool:
+    """Whether a model of the store has the projector that is asked for, as `choose_projector` has it."""
+    if which == NO_PROJECTOR:
+        return manifest.projector is None
+    name = PurePosixPath(which).name
+    return not which or (manifest.projector is not None and manifest.projector.name == name)
 
 
 def _note(message: model_pb2.StoreJob, report: Report) -> None:

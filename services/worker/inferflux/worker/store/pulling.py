@@ -25,7 +25,8 @@ async def pull(task: Task, store: StoreFolder, client: HttpClient, say: Say) -> 
     source = parse_source(task.source)
     endpoints = Endpoints(task.hugging_face, task.ollama, task.hf_token)
     say(Report(doing="looking it up"))
-    wanted = await Lookup(client, endpoints, task.retries).find(source, task.sha256)
+    found = await Lookup(client, endpoints, task.retries).find(source, task.sha256, task.mmproj)
+    wanted = found.all
     with store.pulling(task.name) as folder:
         _reopen(folder.glob("*"), {file.name for file in wanted})
         counted = _Counted(wanted, say)
@@ -43,7 +44,8 @@ async def pull(task: Task, store: StoreFolder, client: HttpClient, say: Say) -> 
         for done in files:
             (folder / (done.name + PART)).replace(folder / done.name)
             (folder / (done.name + PART + STATE)).unlink(missing_ok=True)
-        manifest = write_manifest(folder, task.name, source.shown, tuple(files))
+        projector = files.pop() if found.projector is not None else None
+        manifest = write_manifest(folder, task.name, source.shown, tuple(files), projector)
         return Report(
             done=manifest.size,
             total=manifest.size,

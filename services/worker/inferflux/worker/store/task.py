@@ -16,6 +16,7 @@ class Task:
     Attributes:
         name: of the model; for `verify`, empty: all of the store.
         source: as the operator wrote it; `sha256` that its file must have, or empty.
+        mmproj: see `choose_projector`.
         quota: bytes of the store; 0: none.
         networks, ca: as in `HttpClientSettings`.
         hf_token: a secret, which a pipe carries.
@@ -26,6 +27,7 @@ class Task:
     name: str
     source: str = ""
     sha256: str = ""
+    mmproj: str = ""
     quota: int = 0
     networks: str = ""
     ca: str = ""

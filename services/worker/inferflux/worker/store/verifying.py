@@ -29,7 +29,7 @@ def verify(store: StoreFolder, name: str, say: Callable[[Report], None]) -> Repo
     done, differing = 0, []
     for manifest in manifests:
         is_same = True
-        for file in manifest.files:
+        for file in manifest.all_files:
             digest, size = hashlib.sha256(), 0
             try:
                 with (store.model(manifest.name) / file.name).open("rb") as content:
