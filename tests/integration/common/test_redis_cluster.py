@@ -97,7 +97,7 @@ async def test_while_a_slot_moves_each_key_is_found_where_it_is(
     await move.begin()
 
     async def count() -> None:
-        """As many do at once: each must be let in where the slot is not at home yet."""
+        """While others do: each has to ask for itself where the slot is not at home yet."""
         pipeline = client.pipeline(transaction=False)
         await script([KEY], [1], client=pipeline)
         pipeline.hget("{a}:else", "n")

@@ -159,7 +159,7 @@ async def test_while_a_slot_moves_limits_refuse_or_count_and_never_begin_anew(
     assert isinstance(from_rpc(await refusal(policy.admit(made.secret, is_counted=True))), ResourceExhausted)
 
 
-async def test_a_primary_that_is_cut_off_from_the_others_serves_nobody(
+async def test_a_primary_that_is_cut_off_from_the_others_refuses_every_call(
     cluster: ClusterServers, start_policy: StartPolicy
 ) -> None:
     admin = keys.generate()

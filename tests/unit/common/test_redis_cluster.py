@@ -74,7 +74,7 @@ def test_a_primary_that_was_replaced_may_come_back_as_a_replica_of_any() -> None
     assert [each.has_replicas for each in found.ranges] == [True, True]
 
 
-def test_a_slot_that_nobody_serves_has_no_range() -> None:
+def test_a_slot_that_is_not_served_has_no_range() -> None:
     found = read_map(SLOTS[:1], NODES, asked=("a", 1))
     assert found.range_of(5460) is None
     assert found.range_of(5461) is not None

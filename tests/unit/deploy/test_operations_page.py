@@ -19,7 +19,9 @@ from tools.reference.markdown import fill, table
 
 TEXT = PAGE.read_text()
 CLIENTS = "Clients and the one-machine stack"
-COMPOSE_FILES = [ROOT / "docker-compose.yml", ROOT / "deploy/publish.yml"]
+COMPOSE_FILES = [
+    ROOT / name for name in ("docker-compose.yml", "docker-compose.fleet.yml", "deploy/publish.yml")
+]
 _ROW = re.compile(r"^\| `((?:INFERFLUX|OTEL)_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 

@@ -2,8 +2,10 @@
 
 A folder for each kind of container, with what that one needs and no more:
 
-    nats/        users.conf, <user>.password of those who read tokens, and passwords.json, with all of NATS
-    valkey/      users.acl, health.password, and passwords.json
+    nats/        users.conf, <user>.password of those who read tokens, and passwords.json, with all of NATS;
+                 of several servers also cluster.conf
+    valkey/      users.acl, health.password, and passwords.json; with sentinels <host>.conf of each server
+    sentinel/    with sentinels: <host>.conf of each, health.password, and passwords.json
     <service>/   nats.url and redis.url, for INFERFLUX_NATS_URL_FILE and INFERFLUX_REDIS_URL_FILE; the same of
                  each worker that has a user of its own
     policy/ and gateway/   service.key, with which gateways prove themselves to policy
@@ -19,7 +21,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from inferflux.common import nats_users, redis_users
+from inferflux.common import fleet_files, nats_users, redis_users
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.private_files import write_private
 from inferflux.common.subjects import is_safe_token
@@ -30,20 +32,37 @@ _OWNER = 0o400
 _EVERYONE = 0o444
 
 
+# What the passwords of servers among themselves are kept under.
+_ROUTES, _SENTINELS = "routes", "sentinels"
+
+
 def write_access(
-    directory: Path, *, nats: str, redis: str, tenants: Iterable[str] = (), workers: Sequence[str] = ()
+    directory: Path,
+    *,
+    nats: str,
+    redis: str,
+    sentinels: Sequence[str] = (),
+    tenants: Iterable[str] = (),
+    workers: Sequence[str] = (),
 ) -> None:
     """Write every file.
 
     Args:
-        nats: host:port of nats-server, and `redis` of valkey-server.
+        nats: host:port of nats-server, and `redis` of valkey-server; of several, comma-separated. Several
+            valkey-servers are watched by sentinels; the first one is the primary at the start.
+        sentinels: host:port of each.
         tenants: whose tokens a user of NATS shall be able to read, beside those that can be read.
         workers: ids of those that have a user of NATS each, and a folder. Others share the user `worker`.
     """
+    nats_servers, redis_servers = nats.split(","), redis.split(",")
     users = [nats_users.gateway(), nats_users.scheduler(), nats_users.worker(), nats_users.operator()]
     users += [nats_users.worker(worker_id) for worker_id in workers]
     observers = [nats_users.observer_name(tenant) for tenant in tenants]
-    of_nats = _passwords(directory / "nats", [*(user.name for user in users), *observers], _OWNER)
+    routes = [_ROUTES] if len(nats_servers) > 1 else []
+    of_nats = _passwords(directory / "nats", [*(user.name for user in users), *observers, *routes], _OWNER)
+    if routes:
+        cluster = fleet_files.nats_cluster(nats_servers, of_nats[_ROUTES])
+        write_private(directory / "nats/cluster.conf", cluster, mode=_OWNER)
     known = (nats_users.tenant_of(name) for name in of_nats)
     readers = [nats_users.observer(tenant) for tenant in known if tenant is not None]
     for reader in readers:
@@ -57,16 +76,45 @@ def write_access(
     write_private(directory / "valkey/users.acl", acl, mode=_EVERYONE)
     write_private(directory / "valkey/health.password", health, mode=_EVERYONE)
 
+    place, options = f"{redis}/0", ""
+    if sentinels:
+        password = _write_watched(directory, redis_servers, sentinels, of_redis[redis_users.OPERATOR])
+        place = f"{','.join(sentinels)}/{fleet_files.SERVICE}/0"
+        options = f"?sentinel_password={password}"
+    scheme = "redis+sentinel" if sentinels else "redis"
+
     for service in ("policy", "gateway", "scheduler", "worker", *workers):
         folder = directory / service
         folder.mkdir(exist_ok=True)
         user = "worker" if service in workers else service
-        url = f"redis://{user}:{of_redis[user]}@{redis}/0"
+        url = f"{scheme}://{user}:{of_redis[user]}@{place}{options}"
         write_private(folder / "redis.url", url, mode=_OWNER)
         if service in of_nats:
-            write_private(folder / "nats.url", f"nats://{service}:{of_nats[service]}@{nats}", mode=_OWNER)
+            login = f"nats://{service}:{of_nats[service]}"
+            urls = ",".join(f"{login}@{server}" for server in nats_servers)
+            write_private(folder / "nats.url", urls, mode=_OWNER)
     key = _kept(directory / "policy/service.key")
     write_private(directory / "gateway/service.key", key, mode=_OWNER)
+
+
+def _write_watched(
+    directory: Path, servers: Sequence[str], sentinels: Sequence[str], operator_password: str
+) -> str:
+    """Write the configuration of servers, and of the sentinels that watch them; the password of these."""
+    own = _passwords(directory / "sentinel", [_SENTINELS], _EVERYONE)[_SENTINELS]
+    login = {"primary": servers[0], "user": redis_users.OPERATOR, "password": operator_password}
+    configs = {f"valkey/{_host(each)}": fleet_files.valkey_server(each, **login) for each in servers}
+    configs |= {
+        f"sentinel/{_host(each)}": fleet_files.sentinel(each, **login, own_password=own) for each in sentinels
+    }
+    for name, config in configs.items():
+        write_private(directory / f"{name}.conf", config, mode=_EVERYONE)
+    write_private(directory / "sentinel/health.password", own, mode=_EVERYONE)
+    return own
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _kept(path: Path) -> str:
@@ -89,8 +137,9 @@ def _passwords(folder: Path, users: Iterable[str], mode: int) -> Mapping[str, st
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make users and passwords of NATS and Redis.")
     parser.add_argument("directory", type=Path, help="a folder for each kind of container is in it")
-    parser.add_argument("--nats", required=True, help="host:port of nats-server")
-    parser.add_argument("--redis", required=True, help="host:port of valkey-server")
+    parser.add_argument("--nats", required=True, help="host:port of nats-server, or several, comma-separated")
+    parser.add_argument("--redis", required=True, help="the same of valkey-server")
+    parser.add_argument("--sentinel", action="append", default=[], help="host:port of one of three")
     parser.add_argument("--tenant", action="append", default=[], help="whose tokens a user of NATS may read")
     parser.add_argument("--worker", action="append", default=[], help="id of one with a user of its own")
     given = parser.parse_args()
@@ -99,10 +148,17 @@ def main() -> None:
             parse_tenant(tenant, field="--tenant")
     except InvalidArgument as error:
         parser.error(f"--tenant: {error.message}")
+    if bool(given.sentinel) != ("," in given.redis):
+        parser.error("--sentinel: several servers of --redis are watched by sentinels, and one by none")
     if unsafe := [name for name in given.worker if not is_safe_token(name)]:
         parser.error(f"--worker: {unsafe[0]!r} is no id of a worker: 1-64 of A-Z a-z 0-9 _ -")
     write_access(
-        given.directory, nats=given.nats, redis=given.redis, tenants=given.tenant, workers=given.worker
+        given.directory,
+        nats=given.nats,
+        redis=given.redis,
+        sentinels=given.sentinel,
+        tenants=given.tenant,
+        workers=given.worker,
     )
 
 

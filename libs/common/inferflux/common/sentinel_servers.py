@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import redis.asyncio
 
+from inferflux.common.fleet_files import SERVICE
 from inferflux.common.private_files import write_private
 from inferflux.common.servers import LOOPBACK, ServerProcess, free_port, valkey_command
 
-SERVICE = "policy-store"
 PASSWORD, OF_SENTINELS = "of/servers@1", "of-sentinels"
 
 

@@ -350,6 +350,6 @@ async def _all(work: Iterable[Any]) -> None:
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
-    """Who waits for the task gets its error; nobody may."""
+    """What waits for the task gets its error; it may be that nothing does."""
     if not task.cancelled():
         task.exception()
