@@ -178,7 +178,7 @@ async def _take_over(stack: Stack, bus: Bus, options: argparse.Namespace, number
 async def measure(options: argparse.Namespace, console: Console) -> list[Takeover]:
     env = {
         "INFERFLUX_QUEUE_LIMIT": str(2 * options.jobs),
-        # Nobody reads these.
+        # These are not read.
         "INFERFLUX_SCHEDULER_UNREAD_LIMIT_S": "0",
         "INFERFLUX_LOG_LEVEL": "warning",
     }

@@ -87,7 +87,7 @@ def test_a_model_is_loaded_in_the_zone_it_is_asked_for_from(zone: str, expected:
     assert loaded_at(world, "m") == [expected]
 
 
-def test_room_is_made_in_the_zone_a_model_is_asked_for_from_where_that_disturbs_nobody_more() -> None:
+def test_room_is_made_in_the_zone_a_model_is_asked_for_from_where_that_disturbs_no_one_more() -> None:
     world = HostWorld(LIMITS)
     for host_id, zone in (("h1", "b"), ("h2", "a")):
         world.add_host([SimModel(f"{host_id}-old"), SimModel("m")], host_id=host_id, zone=zone, places=1)
