@@ -25,6 +25,7 @@ def counted(*todo: actions.Action) -> CollectorRegistry:
         SchedulerMetrics(registry),
         SchedulerSpans(tracing.OFF),
         look_up=unused,
+        has_all=unused,
         dispatch_timeout_s=1.0,
     )
     performer.perform(todo)

@@ -95,6 +95,7 @@ class Leader:
             models=settings.model_names,
         )
         self.core.expect(known_workers)
+        self._jobs: JobConsumer | None = None
         self.guard = GuardedCore(self.core, self._do, clock, health)
         self._hints = PrefixHints(
             redis,
@@ -111,6 +112,7 @@ class Leader:
             SchedulerSpans(tracer),
             look_up=self._hints.look_up,
             dispatch_timeout_s=settings.dispatch_timeout_s,
+            has_all=self._has_all_jobs,
             on_failure=lambda error: self.guard.on_defect("an answer", error),
         )
 
@@ -162,7 +164,7 @@ class Leader:
                 exits.push_async_callback(shares.keep, self.core.ledger)
             else:
                 shares = None
-            jobs = await self._consume_jobs()
+            jobs = self._jobs = await self._consume_jobs()
             exits.push_async_callback(jobs.close)
             tasks = {
                 asyncio.create_task(take_in(jobs, self._bus, self.guard, self._hints, self._metrics)),
@@ -240,6 +242,11 @@ class Leader:
             partition=self._settings.partition,
             models=self._settings.model_names,
         )
+
+    async def _has_all_jobs(self) -> bool:
+        """Whether the core has every job of the work queue."""
+        jobs = self._jobs
+        return jobs is not None and await jobs.has_all() and jobs.n_held <= len(self.core.jobs)
 
     def _do(self, todo: list[Action]) -> None:
         self._held += todo

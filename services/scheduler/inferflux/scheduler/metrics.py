@@ -85,6 +85,9 @@ class SchedulerMetrics:
             ("cause",),
         )
         self.unread = counter("scheduler_unread", "Requests that were cancelled because they had no reader.")
+        self.lost = counter(
+            "scheduler_lost_jobs", "Requests that ended because the work queue lost their job."
+        )
         self.refusals = counter(
             "scheduler_refusals", "Requests of a batch that their worker refused, by reason.", ("reason",)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Job
@@ -15,11 +16,12 @@ from inferflux.v1 import scheduler_pb2
 from . import cancel, host_commands, request_log
 from .core import actions
 from .core.actions import Action
+from .core.jobs import Attempt
 from .dispatch import dispatch, probe
 from .guard import GuardedCore
 from .metrics import SchedulerMetrics
 from .prefix_hints import Hints
-from .recovery import read_replayed
+from .recovery import end_lost, read_replayed
 from .spans import SchedulerSpans
 
 LookUp = Callable[[Sequence[scheduler_pb2.InferenceRequest]], Awaitable[list[Hints]]]
@@ -36,6 +38,7 @@ class Performer:
 
     Args:
         look_up: finds which workers have cached prompts.
+        has_all: whether the core has every job of the work queue.
         on_failure: told of a defect: an exception that nothing was prepared for.
     """
 
@@ -48,9 +51,11 @@ class Performer:
         *,
         look_up: LookUp,
         dispatch_timeout_s: float,
+        has_all: Callable[[], Awaitable[bool]],
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._look_up = look_up
+        self._has_all = has_all
         self._bus = bus
         self._guard = guard
         self._metrics = metrics
@@ -76,6 +81,8 @@ class Performer:
                 case actions.CommandHost():
                     asked = host_commands.perform(self._bus, action, self._guard, self._metrics)
                     self._background.start(asked)
+                case actions.EndLost():
+                    self._background.start(self._end_lost(action.attempt))
                 case actions.ReadReplay():
                     self._background.start(self._read(action))
                 case (
@@ -160,6 +167,12 @@ class Performer:
     async def _dispatch(self, action: actions.Dispatch) -> None:
         with self._metrics.answer_time.time():
             await dispatch(self._bus, action, self._guard, timeout_s=self._dispatch_timeout_s)
+
+    async def _end_lost(self, attempt: Attempt) -> None:
+        async with self._readers:
+            is_lost = partial(self._guard.ask, "a lost job", lambda core, _now: core.is_lost(attempt))
+            if await end_lost(self._bus, attempt, self._has_all, is_lost):
+                self._metrics.lost.inc()
 
     async def _read(self, action: actions.ReadReplay) -> None:
         logs.bind_request(**logs.of_request(action.key.request_id, action.key.tenant))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from inferflux.common import logs, subjects
 from inferflux.common.bad_messages import LogThrottle
@@ -12,7 +12,8 @@ from inferflux.common.chunks import parse_chunk
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import tokens_pb2
 
-from .core.jobs import RequestKey
+from .core import outcomes
+from .core.jobs import Attempt, RequestKey
 from .core.replayed import ReplayedTokens, assemble
 
 log = logs.get("scheduler.recovery")
@@ -33,6 +34,30 @@ def decode(payloads: Iterable[bytes]) -> list[tokens_pb2.TokenChunk]:
                 about = {"why": error.message, "size": len(payload), "unlogged": unlogged}
                 log.warning("a chunk in the replay buffer was ignored", **about)
     return chunks
+
+
+async def end_lost(
+    bus: Bus, attempt: Attempt, has_all: Callable[[], Awaitable[bool]], is_lost: Callable[[], bool]
+) -> bool:
+    """End a request that is read and has no job; whether that was done.
+
+    Args:
+        has_all: whether the work queue has no more jobs to give.
+        is_lost: whether there is still no job.
+    """
+    try:
+        if not await has_all():
+            return False
+        replayed = assemble(decode(await bus.replay(subjects.tokens(*attempt.key))))
+        if replayed.outcome or not is_lost():
+            return False
+        chunk = outcomes.lost(attempt, replayed)
+        await bus.publish(subjects.tokens(*attempt.key), chunk.SerializeToString())
+    except InferFluxError as error:
+        log.debug("could not look for a lost job", reason=error.reason)
+        return False
+    log.error("the work queue has lost a job", **logs.of_request(attempt.key.request_id, attempt.key.tenant))
+    return True
 
 
 async def read_replayed(bus: Bus, key: RequestKey) -> ReplayedTokens:

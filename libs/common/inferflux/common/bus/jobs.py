@@ -160,6 +160,22 @@ class JobConsumer:
         self._sid = self._link.client.tap(f"{self._inbox}.*", self._on_message)
         self._task = asyncio.get_running_loop().create_task(self._pump(), name="job pump")
 
+    @property
+    def n_held(self) -> int:
+        """Jobs that were handed out, or are about to be, and are not settled."""
+        return len(self._held)
+
+    async def has_all(self) -> bool:
+        """Whether every job of the queue has come here: JetStream has none to deliver, or to deliver again.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+        """
+        info = await self._info()
+        if info is None or not self._is_own(info) or info["num_pending"]:
+            return False
+        return bool(info["num_ack_pending"] <= self.n_held)
+
     async def recover(self) -> None:
         """After a reconnect, or once the stream was made again: have what was lost on the way delivered
         again at once.

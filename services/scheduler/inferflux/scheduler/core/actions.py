@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from inferflux.v1 import host_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
-from .jobs import RequestKey
+from .jobs import Attempt, RequestKey
 
 V = TypeVar("V", bound=int)
 
@@ -204,6 +204,13 @@ class CommandHost:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class EndLost:
+    """Gateways read this, and its job does not come: to be ended if the work queue has no more to give."""
+
+    attempt: Attempt
+
+
 Action = (
     Dispatch
     | CommandHost
@@ -215,6 +222,7 @@ Action = (
     | Ack
     | Hold
     | CountUnread
+    | EndLost
     | CountRetry
     | CountRefusal
     | Yielded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, ItemsView
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -31,6 +31,10 @@ class Recent(Generic[K, V]):
         self._entries.move_to_end(key)
         if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
+
+    def items(self) -> ItemsView[K, V]:
+        """All, the oldest first."""
+        return self._entries.items()
 
     def oldest(self) -> tuple[K, V] | None:
         """The entry that has been here longest."""

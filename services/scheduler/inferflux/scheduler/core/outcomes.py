@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferflux.common import epochs
 from inferflux.common.errors import (
     DeadlineExceeded,
     InferFluxError,
@@ -12,7 +13,8 @@ from inferflux.common.errors import (
 )
 from inferflux.v1 import generation_pb2, tokens_pb2
 
-from .jobs import Job, TerminalEvent
+from .jobs import Attempt, Job, TerminalEvent
+from .replayed import ReplayedTokens
 
 
 def finished(job: Job, reason: generation_pb2.FinishReason.ValueType, now: float) -> tokens_pb2.Finished:
@@ -81,6 +83,18 @@ def impossible(why: InvalidArgument) -> tokens_pb2.Failed:
 
 def invalid(message: str) -> tokens_pb2.Failed:
     return _failed(InvalidArgument(message, reason="REFUSED_BY_WORKER"))
+
+
+def lost(attempt: Attempt, replayed: ReplayedTokens) -> tokens_pb2.TokenChunk:
+    """The end of a request whose job the work queue has lost."""
+    message = f"the work queue has lost the request {attempt.key.request_id}: send it again"
+    return tokens_pb2.TokenChunk(
+        request_id=attempt.key.request_id,
+        epoch=epochs.after(replayed.epoch),
+        offset=len(replayed.token_ids),
+        attempt_id=attempt.attempt_id,
+        failed=_failed(Unavailable(message, reason="JOB_LOST", retry_delay_s=1.0)),
+    )
 
 
 def terminal_chunk(job: Job, terminal_event: TerminalEvent) -> tokens_pb2.TokenChunk:

@@ -23,6 +23,7 @@ from .hosts import HostTable
 from .jobs import Attempt, Demand, Job, JobState, RequestKey, RequeueReason
 from .ledger import Ledger
 from .limits import Limits
+from .lost_jobs import LostJobs
 from .memory import Recent
 from .planning import Planner
 from .policies import PolicyName, make_policy
@@ -109,6 +110,9 @@ class SchedulerCore:
         self._is_connected = True
         self._deadlines: Timers[Job] = Timers()
         self._holds: Timers[Job] = Timers()
+        self._lost_jobs = LostJobs(limits.unowned_grace_s)
+        # No other scheduler has models of its own.
+        self._is_alone = not models
         # When the notices came.
         self._early_cancels: Recent[Attempt, float] = Recent(_CANCELS_REMEMBERED)
         self._reader_watch = ReaderWatch(limits.unread_limit_s, now)
@@ -234,6 +238,7 @@ class SchedulerCore:
             return [actions.Ack(key, handle, request.model, "duplicate")]
         job = self._arrivals.make_job(request, handle, sequence, now, cached_on or {})
         self._state.add(job, now)
+        self._lost_jobs.forget(Attempt(key, job.attempt_id))
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
         if job.deadline_s is not None:
@@ -282,6 +287,14 @@ class SchedulerCore:
         for attempt in read:
             if (job := self._job_of(attempt)) is not None:
                 self._reader_watch.report(job, gateway_id, now)
+            elif attempt.attempt_id and self.is_lost(attempt):
+                self._lost_jobs.report(attempt, now)
+
+    def is_lost(self, attempt: Attempt) -> bool:
+        """Whether no job stands for it: none that has come, nor one that has ended lately, nor another
+        scheduler's."""
+        is_here = attempt.key in self.jobs or self._state.has_finished(attempt.key)
+        return self._is_alone and not is_here
 
     def on_reader_joined(self, gateway_id: str, attempt: Attempt, now: float) -> Job | None:
         """A stream was resumed at a gateway. Returns its job, None when it is not known."""
@@ -413,6 +426,7 @@ class SchedulerCore:
         if self._is_connected:
             out += self._give_up(now)
             out += self._cancel_unread(now)
+            out += self._end_lost(now)
             if self.is_settled:
                 out += self._residency.decide(now)
         self._state.replan_models(self._planner.due_models(now))
@@ -451,6 +465,11 @@ class SchedulerCore:
                 out.append(actions.TellCancel(job.key, job.attempt_id))
             out += self._cancel(job, now)
         return out
+
+    def _end_lost(self, now: float) -> list[Action]:
+        if not self._state.has_inherited_all(now):
+            return []
+        return [actions.EndLost(attempt) for attempt in self._lost_jobs.due(now)]
 
     def _hand_over(self, worker_id: str, now: float) -> list[Action]:
         """What a draining worker still has goes to others."""

@@ -75,8 +75,11 @@ class SchedulerState:
     def is_unclaimed(self, since_s: float, now: float) -> bool:
         """Whether a request that a worker has since `since_s` has no job. Those of a long queue come for a
         while after a takeover."""
-        waited_s = now - max(since_s, self._inherited_s)
-        return self._is_settled and waited_s >= self.limits.unowned_grace_s
+        return now - since_s >= self.limits.unowned_grace_s and self.has_inherited_all(now)
+
+    def has_inherited_all(self, now: float) -> bool:
+        """Whether no more jobs of an earlier scheduler seem to come."""
+        return self._is_settled and now - self._inherited_s >= self.limits.unowned_grace_s
 
     def has_finished(self, key: RequestKey, sequence: int | None = None) -> bool:
         """Whether a job of this key has finished lately.
