@@ -28,6 +28,7 @@ class Served:
         location: where it redirects to, instead of an answer.
         headers: of each answer, redirects too.
         token: without which it is refused.
+        together: what answers wait at, to begin at once.
     """
 
     data: bytes = b""
@@ -45,6 +46,7 @@ class Served:
     headers: Mapping[str, str] = field(default_factory=dict)
     token: str = ""
     content_type: str = "application/octet-stream"
+    together: asyncio.Barrier | None = None
 
 
 @dataclass
@@ -133,8 +135,12 @@ class ModelServer:
             return await _send(writer, 404, {}, b"")
         if served.token and headers.get("authorization") != f"Bearer {served.token}":
             return await _send(writer, 401, {}, b"")
+        if served.together is not None:
+            await served.together.wait()
         if served.busy:
-            return await _send(writer, served.busy.pop(0), {"retry-after": served.retry_after}, b"")
+            return await _send(
+                writer, served.busy.pop(0), {"retry-after": served.retry_after, **served.headers}, b""
+            )
         if served.location:
             return await _send(writer, 302, {**served.headers, "location": served.location}, b"")
         return await self._send_file(writer, served, headers)

@@ -142,6 +142,30 @@ async def test_two_pulls_of_a_model_are_one(host: HostProcess, server: ModelServ
     assert (ended.state, ended.reason) == (FAILED, "STOPPED")
 
 
+async def test_a_pull_that_is_followed_to_its_end_stays_one(host: HostProcess, url: str) -> None:
+    first = await pull(host, url)
+    reply = first
+    while reply.job.state == RUNNING:
+        reply = await pull(host, url)
+        assert not reply.code, reply
+    assert (await until_ended(host, first)).state == DONE
+    assert "tiny" in host.states
+    other = await pull(host, f"{url}.gguf", "tiny")
+    assert (other.code, other.reason) == (EXISTS, "MODEL_NAME_TAKEN")
+    assert not (await remove(host, "tiny")).code
+
+
+async def test_a_refused_removal_leaves_nothing(host: HostProcess, url: str, folder: Path) -> None:
+    await until_ended(host, await pull(host, url))
+    await host.load("tiny")
+    await host.until_ready("tiny")
+    assert (await remove(host, "tiny")).reason == "MODEL_LOADED"
+    assert list((folder / ".parts").iterdir()) == []
+    await host.unload("tiny")
+    await host.until_state("tiny", REGISTERED)
+    assert not (await remove(host, "tiny")).code
+
+
 async def test_what_cannot_be_served_is_not_kept(
     host: HostProcess, server: ModelServer, folder: Path
 ) -> None:

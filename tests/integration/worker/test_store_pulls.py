@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,7 @@ from inferflux.worker.store.verifying import verify
 
 DATA = b"GGUF" + random.Random(1).randbytes(100_000)
 DIGEST = hashlib.sha256(DATA).hexdigest()
+SHORT_SHARDS = ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf")
 FAST = Retries(most=4, first_s=0.0, longest_s=0.0, idle_s=5.0)
 
 
@@ -406,3 +411,111 @@ async def test_a_folder_of_shards_is_copied(world: World, tmp_path: Path) -> Non
         await world.pull(f"file:{folder}", "other")
     with pytest.raises(InvalidArgument, match="no such file"):
         await world.pull("file:/no/such.gguf", "other")
+
+
+async def in_a_process(task: Task, limit: Callable[[], None] | None = None) -> Report:
+    """How a pull in a process of its own ends, as workers begin them."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "inferflux.worker.store",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=limit,
+    )
+    said, _ = await process.communicate(task.to_json().encode())
+    return Report.from_json(said.splitlines()[-1])
+
+
+async def test_a_path_that_cannot_be_looked_at_is_the_sources_fault(world: World, tmp_path: Path) -> None:
+    error = await world.refused(InvalidArgument, "too long", source=f"/{'x' * 300}.gguf")
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "source"
+    longest = tmp_path / f"{'x' * 245}.gguf"
+    longest.write_bytes(DATA)
+    await world.pull(str(longest))
+    assert world.data(file="model.gguf") == DATA
+
+
+async def test_a_disk_that_takes_no_more_is_not_the_sources_fault(world: World, tmp_path: Path) -> None:
+    source = tmp_path / "m.gguf"
+    source.write_bytes(DATA)
+    most = len(DATA) // 2
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    ended = await in_a_process(Task("pull", str(world.store.path), "m", source=str(source)), limit)
+    assert (ended.reason, ended.field) == ("STORE_BROKEN", "")
+    assert "too large" in ended.message
+
+
+async def test_pulls_that_begin_at_once_share_the_quota(world: World) -> None:
+    world.server.files["/m.gguf"] = Served(DATA, together=asyncio.Barrier(6))
+    tasks = [
+        Task(
+            "pull",
+            str(world.store.path),
+            f"m{i}",
+            source=f"{world.server.url}/m.gguf",
+            quota=2 * len(DATA) + 9000,
+            networks=LOOPBACK,
+        )
+        for i in range(6)
+    ]
+    # What is there takes a while to be counted.
+    for i in range(2000):
+        (world.store.path / f"empty-{i}").touch()
+    ended = await asyncio.gather(*map(in_a_process, tasks))
+    assert sorted(report.reason for report in ended) == ["", "", *["STORE_QUOTA"] * 4]
+
+
+# Servers that lie
+
+
+@pytest.mark.parametrize("status", [206, 416])
+@pytest.mark.parametrize("range_", ["bytes 0-9/" + "9" * 5000, "bytes " + "9" * 5000 + "-1/2", "bytes ٣-٣/٣"])
+async def test_a_range_that_is_no_number_is_a_broken_transfer(world: World, status: int, range_: str) -> None:
+    world.server.files["/m.gguf"] = Served(DATA, breaks_at=[50_000])
+    await world.refused(Unavailable, retries=Retries(most=1, first_s=0.0))
+    head = {"content-range": range_.encode().decode("latin-1"), "etag": '"one"'}
+    world.server.files["/m.gguf"] = Served(DATA, busy=[status], headers=head)
+    await world.pull()
+    assert world.data() == DATA
+
+
+@pytest.mark.parametrize(
+    "retry_after", ["9" * 400, "9" * 5000, "Thu, 01 Jan 2026 00:00:00 -0000", "soon", "-5"]
+)
+async def test_a_wait_that_makes_no_sense_is_none(world: World, retry_after: str) -> None:
+    head = {"date": "Thu, 01 Jan 2026 00:00:00 GMT"}
+    world.server.files["/m.gguf"] = Served(DATA, busy=[503], retry_after=retry_after, headers=head)
+    await world.pull()
+    assert world.data() == DATA
+
+
+@pytest.mark.parametrize("name", ["a\0.gguf", "a\nb.gguf", "\ud800.gguf", f"{'x' * 5000}.gguf", "", ".."])
+async def test_a_repository_lists_names_that_no_file_can_have(world: World, name: str) -> None:
+    world.server.hugging_face("someone/x", {"x.gguf": DATA})
+    siblings = [{"rfilename": name}, {"rfilename": 5}, {"rfilename": "x.gguf"}]
+    world.server.json("/api/models/someone/x?blobs=true", {"sha": "c" * 40, "siblings": siblings})
+    await world.pull("hf:someone/x")
+    assert world.data(file="x.gguf") == DATA
+
+
+async def test_a_long_name_of_a_repository_is_shortened_in_the_store(world: World) -> None:
+    names = [f"{'x' * 240}-{i:05d}-of-00002.gguf" for i in (1, 2)]
+    world.server.hugging_face("someone/x", dict.fromkeys(names, DATA))
+    await world.pull("hf:someone/x")
+    assert world.files() == [f"m/{name}" for name in ("manifest.json", *SHORT_SHARDS)]
+
+
+# What is left
+
+
+async def test_a_refused_pull_leaves_no_file_and_no_folder(world: World) -> None:
+    await world.refused(Aborted, sha256="0" * 64)
+    world.server.files["/m.gguf"] = Served(b"<html>" * 1000)
+    await world.refused(InvalidArgument)
+    await world.refused(ResourceExhausted, quota=10)
+    assert [path for path in world.store.path.rglob("*") if path.name != ".parts"] == []

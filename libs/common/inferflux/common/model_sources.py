@@ -27,6 +27,9 @@ _HF_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _OCI_NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*", re.IGNORECASE)
 _OCI_TAG = re.compile(r"\w[\w.-]{0,127}")
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib", ".mar")
+# Characters of a path in a repository, and bytes of a name in a store: `.part.state.new` is put behind it.
+_LONGEST_FILE = 1024
+_LONGEST_STORED = 200
 _SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -96,6 +99,19 @@ def shards_of(name: str) -> list[str]:
     if not 1 <= number <= count <= 999:
         raise _bad(f"{name} is not a shard of any model")
     return [f"{match['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file that a server lists can be asked for, and be named in a message."""
+    return name.isprintable() and 0 < len(name) <= _LONGEST_FILE
+
+
+def stored_name(file_name: str) -> str:
+    """What a store calls a file: its own name, unless that is no GGUF's or too long."""
+    if file_name.endswith(".gguf") and file_name != ".gguf" and len(file_name.encode()) <= _LONGEST_STORED:
+        return file_name
+    match = _SHARD.match(file_name)
+    return f"model-{match['number']}-of-{match['count']}.gguf" if match is not None else "model.gguf"
 
 
 def model_name_of(file_name: str) -> str:

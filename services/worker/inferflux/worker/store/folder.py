@@ -175,7 +175,17 @@ class StoreFolder:
         with contextlib.closing(_Lock(folder)) as lock:
             if not lock.is_held:
                 raise Aborted(f"another process pulls {name!r} into this store", reason="PULLED_ELSEWHERE")
-            yield folder
+            try:
+                yield folder
+            finally:
+                with contextlib.suppress(OSError):  # it holds something, or has become a model
+                    folder.rmdir()
+
+    @contextlib.contextmanager
+    def reckoning(self) -> Iterator[None]:
+        """No other process finds out meanwhile what there is room for, and takes it."""
+        with contextlib.closing(_Lock(self.path, waits=True)):
+            yield
 
     def commit(self, name: str) -> None:
         """A model that is whole becomes one of the store.
@@ -221,12 +231,16 @@ class StoreFolder:
 
 
 class _Lock:
-    """A lock on a folder, which ends with its process."""
+    """A lock on a folder, which ends with its process.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        waits: for another process that holds it.
+    """
+
+    def __init__(self, folder: Path, *, waits: bool = False) -> None:
         self._fd = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.is_held = True
         except OSError:
             self.is_held = False

@@ -39,6 +39,7 @@ class HostStore:
     ) -> None:
         self._settings = settings
         self._host = host
+        self._knowing = asyncio.Lock()
         self.jobs = StoreJobs(settings, take=self._take, on_change=on_change)
 
     async def know_all(self) -> None:
@@ -68,15 +69,16 @@ class HostStore:
             message = f"host {self._settings.id} has another model {name!r}: {path}"
             raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
         job = await self.jobs.pull(request)
-        manifest = folder.get(name)
-        if job.state == model_pb2.STORE_JOB_STATE_DONE and path is None and manifest is not None:
-            # It was forgotten, and not removed.
-            await self._know(manifest)
-        elif manifest is not None and job.state == model_pb2.STORE_JOB_STATE_RUNNING:
-            await self.jobs.stop(name)
-            message = f"the store has {name!r} of {manifest.source}: `inferctl models rm` removes it"
-            raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
+        if job.state == model_pb2.STORE_JOB_STATE_DONE:
+            await self._know_again(name)
         return job
+
+    async def _know_again(self, name: str) -> None:
+        """Know a model of the store that was forgotten, and not removed. Several calls read it once."""
+        async with self._knowing:
+            manifest = self.jobs.folder.get(name)
+            if manifest is not None and self._path_of(name) is None:
+                await self._know(manifest)
 
     async def remove(self, name: str) -> model_pb2.StoreJob:
         """Delete a model of the store, and what a pull left of it.

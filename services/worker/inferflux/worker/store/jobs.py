@@ -15,7 +15,14 @@ from pathlib import PurePosixPath
 from inferflux.common import logs
 from inferflux.common.captured import one_line
 from inferflux.common.checks import check_model_name
-from inferflux.common.errors import Aborted, InferFluxError, Internal, InvalidArgument, NotFound
+from inferflux.common.errors import (
+    Aborted,
+    AlreadyExists,
+    InferFluxError,
+    Internal,
+    InvalidArgument,
+    NotFound,
+)
 from inferflux.common.model_sources import NO_PROJECTOR, parse_source
 from inferflux.common.tasks import Background
 from inferflux.v1 import model_pb2
@@ -98,6 +105,7 @@ class StoreJobs:
 
         Raises:
             InvalidArgument: the source or the name cannot be.
+            AlreadyExists: the store has a model of this name and of another source or digest.
             Aborted: another source is being pulled under the name, or too many jobs run.
         """
         source = parse_source(request.source)
@@ -113,6 +121,9 @@ class StoreJobs:
         is_same = there is not None and there.source == source.shown and _has_projector(there, request.mmproj)
         if there is not None and is_same and request.sha256 in ("", there.digest):
             return await self._done(there)
+        if there is not None:
+            message = f"the store has {name!r} of {there.source}: `inferctl models rm` removes it"
+            raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
         self._check_not_many()
         folder.path.mkdir(parents=True, exist_ok=True)
         settings = self._settings
@@ -260,6 +271,8 @@ class StoreJobs:
                     if report.has_ended:
                         return report
                     _note(job.message, report)
+        except ValueError as error:  # a line that is too long, or no report
+            return _failed(Internal(f"its process says what cannot be read: {error}", reason="STORE_BROKEN"))
         finally:
             process.kill()
             await asyncio.to_thread(process.wait)

@@ -20,10 +20,12 @@ from inferflux.common.model_sources import (
     check_no_projector,
     choose,
     choose_projector,
+    is_file_name,
     shards_of,
+    stored_name,
 )
 
-from .transfer import MAX_REDIRECTS, Retries, Wanted, refusal, retrying
+from .transfer import MAX_REDIRECTS, Retries, Wanted, at_source, refusal, retrying
 
 _OK, _UNAUTHORIZED = 200, 401
 _MOST_BYTES = 16 << 20
@@ -83,11 +85,11 @@ class Lookup:
         match source.kind:
             case SourceKind.WEB:
                 file = PurePosixPath(urlsplit(source.place).path).name
-                name = file if file.endswith(".gguf") else "model.gguf"
                 check_no_projector(mmproj, source)
-                found = Found([Wanted(name, url=source.place)])
+                found = Found([Wanted(stored_name(file), url=source.place)])
             case SourceKind.PATH:
-                found = _files_at(source, mmproj)
+                with at_source(Path(source.place)):
+                    found = _files_at(source, mmproj)
             case SourceKind.HUGGING_FACE:
                 found = await self._hugging_face(source, mmproj)
             case SourceKind.OCI:
@@ -104,7 +106,9 @@ class Lookup:
     async def _hugging_face(self, source: Source, mmproj: str) -> Found:
         base, token = self._endpoints.hugging_face.rstrip("/"), self._endpoints.hf_token
         about = await self._json(f"{base}/api/models/{source.place}?blobs=true", {}, token)
-        siblings = {str(s["rfilename"]): s for s in _list(about, "siblings") if "rfilename" in s}
+        siblings = {
+            name: s for s in _list(about, "siblings") if is_file_name(name := str(s.get("rfilename", "")))
+        }
         commit = str(about.get("sha") or "main")
         revision = commit if re.fullmatch(r"[0-9a-f]{7,64}", commit) else "main"
 
@@ -113,7 +117,7 @@ class Lookup:
             lfs = lfs if isinstance(lfs, dict) else {}
             size, digest = lfs.get("size"), str(lfs.get("sha256") or "").lower()
             return Wanted(
-                PurePosixPath(file).name,
+                stored_name(PurePosixPath(file).name),
                 url=f"{base}/{source.place}/resolve/{revision}/{quote(file)}",
                 size=size if isinstance(size, int) else None,
                 sha256=digest if re.fullmatch(r"[0-9a-f]{64}", digest) else None,
@@ -216,7 +220,7 @@ def _files_at(source: Source, mmproj: str) -> Found:
         files = sorted(p.name for p in path.iterdir() if p.is_file())
         first = path / choose(files, "")[0]
         chosen = choose_projector(files, first.name, mmproj)
-        projector = Wanted(chosen, path=path / chosen) if chosen is not None else None
+        projector = Wanted(stored_name(chosen), path=path / chosen) if chosen is not None else None
     elif not path.is_file():
         raise InvalidArgument(f"{path}: there is no such file on the worker's machine", field="source")
     else:
@@ -226,8 +230,7 @@ def _files_at(source: Source, mmproj: str) -> Found:
     for file in found:
         if not file.is_file():
             raise InvalidArgument(f"{file}: there is no such file, and the model needs it", field="source")
-    model = [Wanted(p.name if p.name.endswith(".gguf") else "model.gguf", path=p) for p in found]
-    return Found(model, projector)
+    return Found([Wanted(stored_name(p.name), path=p) for p in found], projector)
 
 
 def _list(said: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

@@ -38,7 +38,13 @@ async def pull(task: Task, store: StoreFolder, client: HttpClient, say: Say) -> 
         for file in wanted:
             check = _Check(store, task, sum(done.size for done in files))
             transfer = Transfer(
-                client, folder, file, check_room=check, progress=counted, retries=task.retries
+                client,
+                folder,
+                file,
+                check_room=check,
+                reckoning=store.reckoning,
+                progress=counted,
+                retries=task.retries,
             )
             files.append(await transfer.run())
         for done in files:

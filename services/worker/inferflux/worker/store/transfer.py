@@ -12,9 +12,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -37,7 +39,8 @@ _OK, _PARTIAL, _NOT_SATISFIABLE = 200, 206, 416
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _DENIED = frozenset({401, 403})
 _MISSING = frozenset({404, 410})
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(rf"bytes ({_NUMBER.pattern})-({_NUMBER.pattern})/({_NUMBER.pattern}|\*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _T = TypeVar("_T")
 
@@ -102,6 +105,7 @@ class Transfer:
 
     Args:
         check_room: raises ResourceExhausted where a file has no room, by its bytes in all and those there.
+        reckoning: held from that check until what is pulled is counted.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Transfer:
         wanted: Wanted,
         *,
         check_room: Callable[[int, int], None],
+        reckoning: Callable[[], AbstractContextManager[None]],
         progress: Progress,
         retries: Retries,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -118,6 +123,7 @@ class Transfer:
         self._client = client
         self._wanted = wanted
         self._check_room = check_room
+        self._reckoning = reckoning
         self._progress = progress
         self._retries = retries
         self._sleep = sleep
@@ -135,17 +141,21 @@ class Transfer:
             InferFluxError: it cannot be had, or is not what it must be. What can be resumed is left.
         """
         self._take_up()
-        if self._wanted.path is not None:
-            await self._copy(self._wanted.path)
-        elif not self._is_whole:
-            await retrying(
-                self._fetch,
-                self._retries,
-                at=lambda: self._have,
-                say=self._say,
-                sleep=self._sleep,
-            )
-        return self._finished()
+        try:
+            if self._wanted.path is not None:
+                await self._copy(self._wanted.path)
+            elif not self._is_whole:
+                await retrying(
+                    self._fetch,
+                    self._retries,
+                    at=lambda: self._have,
+                    say=self._say,
+                    sleep=self._sleep,
+                )
+            return self._finished()
+        except InvalidArgument:
+            self._start_anew()  # another pull would bring the same
+            raise
 
     @property
     def _is_whole(self) -> bool:
@@ -190,12 +200,15 @@ class Transfer:
 
     def _start_anew(self) -> None:
         self._path.unlink(missing_ok=True)
+        self._state_path.unlink(missing_ok=True)
         self._hash = hashlib.sha256()
         self._have = 0
         self._validator = ""
         self._total = self._wanted.size
 
     def _note_state(self) -> None:
+        """From then on, what it will take is counted by other pulls."""
+        self._path.touch()
         state = {"of": self._identity, "validator": self._validator, "total": self._total}
         write_whole(self._state_path, json.dumps(state).encode())
 
@@ -251,9 +264,10 @@ class Transfer:
         if total is not None:
             self._total = total
         self._validator = _validator(headers) or self._validator
-        if self._total is not None:
-            self._check_room(self._total, self._have)
-        self._note_state()
+        with self._reckoning():
+            if self._total is not None:
+                self._check_room(self._total, self._have)
+            self._note_state()
 
     def _learn_linked(self, answer: HttpStream) -> None:
         """The digest and the length that Hugging Face tells, in the first answer that has them."""
@@ -300,19 +314,17 @@ class Transfer:
     # From a disk
 
     async def _copy(self, path: Path) -> None:
-        try:
-            with path.open("rb") as source, self._path.open("wb") as file:
-                self._total = os.fstat(source.fileno()).st_size
-                self._check_room(self._total, 0)
-                self._note_state()
-                head = source.read(len(MAGIC))
-                check_magic(head, path.name)
-                block = head
-                while block:
-                    self._add(file.write, block)
-                    block = source.read(_BLOCK)
-        except OSError as error:
-            raise InvalidArgument(f"{path}: {error.strerror}", field="source") from None
+        with at_source(path):
+            self._total = (await asyncio.to_thread(path.stat)).st_size
+        blocks = _blocks_of(path)
+        head = next(blocks, b"")
+        check_magic(head, path.name)
+        with self._reckoning():
+            self._check_room(self._total, 0)
+            self._note_state()
+        with self._path.open("wb") as file:
+            for block in chain([head], blocks):
+                self._add(file.write, block)
 
     # The end
 
@@ -333,6 +345,24 @@ class Transfer:
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
         return StoredFile(self._wanted.name, self._have, self._digest)
+
+
+@contextmanager
+def at_source(path: Path) -> Iterator[None]:
+    """Raises InvalidArgument where what an operator named cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgument(f"{path}: {error.strerror}", field="source") from None
+
+
+def _blocks_of(path: Path) -> Iterator[bytes]:
+    """What a file holds; the first block is as long as MAGIC."""
+    with at_source(path), path.open("rb") as file:
+        block = file.read(len(MAGIC))
+        while block:
+            yield block
+            block = file.read(_BLOCK)
 
 
 async def retrying(
@@ -405,7 +435,7 @@ def _validator(headers: Mapping[str, str]) -> str:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -415,6 +445,6 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
         at = parsedate_to_datetime(text)
         now = parsedate_to_datetime(headers["date"])
-    except (ValueError, KeyError, TypeError):
+        return max((at - now).total_seconds(), 0.0)
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    return max((at - now).total_seconds(), 0.0)
