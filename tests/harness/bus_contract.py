@@ -6,6 +6,7 @@ A subclass gives the fixture `server`.
 from __future__ import annotations
 
 import asyncio
+import string
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
@@ -23,6 +24,7 @@ from inferflux.common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from inferflux.common.partitions import Partition, divide
 
 JOBS = subjects.jobs("m")
 TOKENS = subjects.tokens("acme", "r1")
@@ -543,39 +545,41 @@ class BusContract:
             await bucket.create("lease", b"1")
 
     async def test_each_partition_gets_the_jobs_of_its_models(self, own_bus: Bus) -> None:
-        first = await own_bus.consume_jobs(max_outstanding=10, partition="first", models=["a", "b.c"])
-        second = await own_bus.consume_jobs(max_outstanding=10, partition="second", models=["d"])
-        await queue(own_bus, "a", "d", "b.c")
-        assert [job.data for job in await take(first, 2)] == [b"a", b"b.c"]
-        assert [job.data for job in await take(second, 1)] == [b"d"]
+        first, second = [
+            await own_bus.consume_jobs(max_outstanding=10, partition=partition) for partition in divide(2)
+        ]
+        models = [f"model.{i}" for i in range(12)]
+        of = [[model for model in models if partition.has(model)] for partition in divide(2)]
+        assert all(of)
+        await queue(own_bus, *models)
+        assert [job.data.decode() for job in await take(first, len(of[0]))] == of[0]
+        assert [job.data.decode() for job in await take(second, len(of[1]))] == of[1]
 
     async def test_a_partition_is_taken_over_without_touching_the_other(self, own_bus: Bus) -> None:
-        old = await own_bus.consume_jobs(max_outstanding=10, partition="first", models=["a"])
-        other = await own_bus.consume_jobs(max_outstanding=10, partition="second", models=["b"])
-        await queue(own_bus, "a")
+        mine, theirs = divide(2)
+        a = next(name for name in string.ascii_lowercase if mine.has(name))
+        b = next(name for name in string.ascii_lowercase if theirs.has(name))
+        old = await own_bus.consume_jobs(max_outstanding=10, partition=mine)
+        other = await own_bus.consume_jobs(max_outstanding=10, partition=theirs)
+        await queue(own_bus, a)
         await take(old, 1)
-        new = await own_bus.consume_jobs(max_outstanding=10, partition="first", models=["a"])
-        assert [job.data for job in await take(new, 1)] == [b"a"]
+        new = await own_bus.consume_jobs(max_outstanding=10, partition=mine)
+        assert [job.data.decode() for job in await take(new, 1)] == [a]
         with pytest.raises(Unavailable) as caught:
             await take(old, 1)
         assert caught.value.reason == "CONSUMER_TAKEN_OVER"
-        await queue(own_bus, "b")
-        assert [job.data for job in await take(other, 1)] == [b"b"]
+        await queue(own_bus, b)
+        assert [job.data.decode() for job in await take(other, 1)] == [b]
 
-    @pytest.mark.parametrize("models", [["b", "a"], []])
-    async def test_partitions_that_overlap_are_refused_naming_the_variable(
-        self, own_bus: Bus, models: list[str]
+    @pytest.mark.parametrize("other", [Partition(), Partition(0, 3)])
+    async def test_two_divisions_at_once_are_refused_naming_the_variable(
+        self, own_bus: Bus, other: Partition
     ) -> None:
-        await own_bus.consume_jobs(max_outstanding=10, partition="first", models=["a"])
+        await own_bus.consume_jobs(max_outstanding=10, partition=Partition(0, 2))
         with pytest.raises(InvalidArgument) as caught:
-            await own_bus.consume_jobs(max_outstanding=10, partition="second", models=models)
-        assert caught.value.field == "INFERFLUX_SCHEDULER_MODELS"
-        assert "INFERFLUX_SCHEDULER_PARTITION" in caught.value.message
-
-    async def test_two_without_models_are_refused_as_well(self, own_bus: Bus) -> None:
-        await own_bus.consume_jobs(max_outstanding=10)
-        with pytest.raises(InvalidArgument):
-            await own_bus.consume_jobs(max_outstanding=10, partition="second")
+            await own_bus.consume_jobs(max_outstanding=10, partition=other)
+        assert caught.value.field == "INFERFLUX_SCHEDULER_PARTITIONS"
+        assert "INFERFLUX_SCHEDULER_PARTITIONS" in caught.value.message
 
     async def test_of_many_that_take_over_at_once_at_most_one_goes_on(self, own_bus: Bus) -> None:
         attempts = await asyncio.gather(

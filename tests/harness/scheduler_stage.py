@@ -101,8 +101,8 @@ class Stage:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(5)
 
-    async def add_worker(self, worker_id: str, *, slots: int = 2) -> ScriptedWorker:
-        worker = ScriptedWorker(self.bus, worker_id, slots=slots)
+    async def add_worker(self, worker_id: str, *, slots: int = 2, model: str = MODEL) -> ScriptedWorker:
+        worker = ScriptedWorker(self.bus, worker_id, slots=slots, model=model)
         await worker.start()
         self.workers.append(worker)
         return worker

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchmarks.sim.contract import PARKED, RUNNING, SWAPPED, ContractWorker, Sequence, Size, key_of
+from inferflux.common.partitions import WHOLE, Partition
 from inferflux.common.repeats import Repeats
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.fairness import FairnessSettings
@@ -176,12 +177,14 @@ class World:
         policy: PolicyName = "priority",
         fairness: FairnessSettings | None = None,
         ordinary_share: float = 0.25,
+        partition: Partition = WHOLE,
     ) -> None:
         self.limits = limits or Limits(settle_s=0.0, clock_skew_s=-1e6)
         self.now = now
         self._policy = policy
         self._fairness = fairness
         self._ordinary_share = ordinary_share
+        self._partition = partition
         self.core = self._new_core(1)
         self.workers: dict[str, SimWorker] = {}
         self.network: list[Delivery] = []
@@ -262,6 +265,7 @@ class World:
             fairness=self._fairness,
             ordinary_share=self._ordinary_share,
             term=term,
+            partition=self._partition,
         )
 
     def forget_tokens(self) -> None:

@@ -7,7 +7,7 @@ import uuid
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common import subjects
+from inferflux.common import partitions, subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
@@ -21,8 +21,11 @@ class ScriptedWorker:
     Token `i` is `i`, its text `i` and a space.
     """
 
-    def __init__(self, bus: Bus, worker_id: str, *, slots: int = 2, kv_cells: int = 1000) -> None:
+    def __init__(
+        self, bus: Bus, worker_id: str, *, slots: int = 2, kv_cells: int = 1000, model: str = MODEL
+    ) -> None:
         self.bus = bus
+        self.model = model
         self.worker_id = worker_id
         self.incarnation = uuid.uuid4().hex
         self.slots = slots
@@ -74,7 +77,7 @@ class ScriptedWorker:
             term=self.term,
             finished=self.ended,
         )
-        status.models.add(name=MODEL, digest=DIGEST, context_length=512)
+        status.models.add(name=self.model, digest=DIGEST, context_length=512)
         for item in self.items.values():
             status.residents.add(
                 request_id=item.request.request_id,
@@ -159,6 +162,8 @@ class ScriptedWorker:
 
     async def _on_leader(self, message: Message) -> None:
         notice = worker_pb2.LeaderNotice.FromString(message.data)
+        if not partitions.parse(notice.partition).has(self.model):
+            return
         self.term = max(self.term, notice.term)
         await self._beat()
 

@@ -119,6 +119,10 @@ def up(
     schedulers: Annotated[
         int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")
     ] = 1,
+    partitions: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Parts of the models that schedulers lead; they divide them."),
+    ] = 1,
     gateways: Annotated[
         int, typer.Option(min=1, max=16, help="Gateways; all but the first take free ports.")
     ] = 1,
@@ -176,6 +180,7 @@ def up(
         redis_port=redis_port,
         workers=workers,
         schedulers=schedulers,
+        partitions=partitions,
         gateways=gateways,
         slots=slots,
         threads=threads,

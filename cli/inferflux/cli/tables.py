@@ -159,7 +159,24 @@ def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         unknown = "[red]the scheduler does not answer: workers and queue are unknown[/]"
         return Group(services, "", unknown, *hosts)
     scheduler = status.scheduler
-    return Group(services, "", *_scheduler_lines(scheduler), "", _workers(scheduler.workers), *hosts)
+    partitions: list[RenderableType] = ["", _partitions(status.partitions)] if status.partitions else []
+    lines = _scheduler_lines(scheduler, is_whole=not partitions)
+    return Group(services, "", *lines, *partitions, "", _workers(scheduler.workers), *hosts)
+
+
+def _partitions(partitions: Sequence[scheduler_pb2.SchedulerStatus]) -> Table:
+    table = make_table("partition", "led by", ">term", ">running", ">queued", ">oldest", "")
+    for each in partitions:
+        table.add_row(
+            escape(each.partition),
+            escape(each.leader),
+            str(each.term),
+            str(each.running),
+            str(each.queued),
+            f"{each.oldest_wait_ms / 1000:.1f} s" if each.queued else "",
+            f"[red]{escape(each.not_ready)}[/]" if each.not_ready else "",
+        )
+    return table
 
 
 def _hosts(hosts: Sequence[cluster_pb2.HostSummary]) -> RenderableType:
@@ -184,13 +201,17 @@ def _hosts(hosts: Sequence[cluster_pb2.HostSummary]) -> RenderableType:
     return table
 
 
-def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus) -> list[str]:
-    """The queue in numbers; then who decides, and by what."""
+def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus, *, is_whole: bool) -> list[str]:
+    """The queue in numbers; then who decides, and by what.
+
+    Args:
+        is_whole: one scheduler leads all models.
+    """
     parked = f" · [bold]{scheduler.parked}[/] parked" if scheduler.parked else ""
     oldest = f", the oldest for {scheduler.oldest_wait_ms / 1000:.1f} s" if scheduler.queued else ""
     queue = f"[bold]{scheduler.running}[/] running · [bold]{scheduler.queued}[/] queued{parked}{oldest}"
     rules = [
-        f"led by {escape(scheduler.leader)}, term {scheduler.term}" if scheduler.leader else "",
+        f"led by {escape(scheduler.leader)}, term {scheduler.term}" if is_whole and scheduler.leader else "",
         f"policy {escape(scheduler.policy)}" if scheduler.policy else "",
         _fairness_words(scheduler.fairness) if scheduler.HasField("fairness") else "",
     ]

@@ -11,6 +11,7 @@ from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
 from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound
+from inferflux.common.partitions import divide
 from inferflux.v1 import scheduler_pb2
 
 Request = scheduler_pb2.SchedulerAdminRequest
@@ -66,20 +67,18 @@ async def test_a_change_is_kept_from_leader_to_leader(theatre: Stage) -> None:
 
 
 async def test_a_change_holds_for_every_partition(theatre: Stage) -> None:
-    for name, model in (("mine", "demo"), ("other", "large")):
-        partition = {"INFERFLUX_SCHEDULER_PARTITION": name, "INFERFLUX_SCHEDULER_MODELS": model}
-        await theatre.add_scheduler(name, **partition)
+    for name in ("s0", "s1"):
+        await theatre.add_scheduler(name, INFERFLUX_SCHEDULER_PARTITIONS="2")
     await ask(theatre, PREEMPT)
-    for name in ("mine", "other"):
-        await theatre.status(lambda s, name=name: s.leader == name and s.fairness == PREEMPTING)
+    for partition in divide(2):
+        await theatre.status(lambda s, name=partition.name: s.partition == name and s.fairness == PREEMPTING)
 
 
 async def test_a_worker_of_one_partition_is_drained_though_the_other_does_not_know_it(theatre: Stage) -> None:
-    for name, model in (("other", "large"), ("mine", "demo")):
-        partition = {"INFERFLUX_SCHEDULER_PARTITION": name, "INFERFLUX_SCHEDULER_MODELS": model}
-        await theatre.add_scheduler(name, **partition)
+    for name in ("s0", "s1"):
+        await theatre.add_scheduler(name, INFERFLUX_SCHEDULER_PARTITIONS="2")
     worker = await theatre.add_worker("w1")
-    await theatre.status(lambda s: s.leader == "mine" and len(s.workers) == 1)
+    await theatre.status(lambda s: len(s.workers) == 1)
     for _ in range(5):  # whichever is faster
         reply = await ask(theatre, Request(drain=scheduler_pb2.DrainRequest(worker_id="w1")))
         assert reply.WhichOneof("reply") == "drain"

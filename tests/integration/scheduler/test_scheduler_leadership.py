@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 from harness.scheduler_stage import Stage, Standby
 
 from inferflux.common import subjects
 from inferflux.common.bus import Message
+from inferflux.common.partitions import WHOLE
 from inferflux.scheduler.core.lease import Record
 from inferflux.v1 import scheduler_pb2
 
@@ -99,7 +98,7 @@ async def test_a_leader_that_is_told_to_end_leaves_the_lease_behind(
     await run_to_its_end(theatre, "before")
     leader.signal(signal.SIGTERM)
     assert await asyncio.to_thread(leader.process.wait, 10) == 0
-    entry = await theatre.bus.key_value(subjects.SCHEDULERS_BUCKET).get(subjects.scheduler_lease("all"))
+    entry = await theatre.bus.key_value(subjects.SCHEDULERS_BUCKET).get(subjects.scheduler_lease(WHOLE))
     assert entry is not None
     assert Record.decode(entry.value).holder in ("", "s1")
     await led_by(theatre, "s1")
@@ -171,7 +170,7 @@ async def test_the_lease_may_vanish_from_under_a_leader(
     theatre: Stage, pair: tuple[Standby, Standby]
 ) -> None:
     before = await led_by(theatre, "s0")
-    key = subjects.scheduler_lease("all")
+    key = subjects.scheduler_lease(WHOLE)
     await theatre.bus.publish(f"$KV.{subjects.SCHEDULERS_BUCKET}.{key}", b"", {"KV-Operation": "DEL"})
     bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
     async with asyncio.timeout(10):
@@ -191,40 +190,6 @@ async def test_who_loses_the_queue_without_the_lease_leads_again(
     await thief.close()
     await run_to_its_end(theatre, "after")
     assert all(standby.process.poll() is None for standby in pair)
-
-
-async def test_partitions_have_leaders_of_their_own_and_get_their_models_jobs_alone(theatre: Stage) -> None:
-    mine = await theatre.add_scheduler(
-        "mine", INFERFLUX_SCHEDULER_PARTITION="mine", INFERFLUX_SCHEDULER_MODELS="demo"
-    )
-    other = await theatre.add_scheduler(
-        "other",
-        INFERFLUX_SCHEDULER_PARTITION="other",
-        INFERFLUX_SCHEDULER_MODELS='["large", "small"]',
-        INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S="0.5",
-    )
-    await theatre.add_worker("w1")
-    await run_to_its_end(theatre, "one")
-    await theatre.submit("two", model="large")
-    assert (await theatre.read("two")).outcome == "NO_WORKER"
-    async with asyncio.timeout(5):
-        while await mine.metric("inferflux_scheduler_workers") != 1:
-            await asyncio.sleep(0.05)
-    assert await other.metric("inferflux_scheduler_workers") == 0
-
-
-async def test_partitions_that_overlap_end_the_second_naming_the_variable(theatre: Stage) -> None:
-    await theatre.add_scheduler("all")
-    env = theatre.env | {
-        "INFERFLUX_SCHEDULER_PARTITION": "mine",
-        "INFERFLUX_SCHEDULER_MODELS": "demo",
-    }
-    command = [sys.executable, "-m", "inferflux.scheduler"]
-    ended = await asyncio.to_thread(
-        subprocess.run, command, env=env, capture_output=True, text=True, timeout=20, check=False
-    )
-    assert ended.returncode == 2
-    assert "INFERFLUX_SCHEDULER_MODELS" in ended.stderr.splitlines()[-1]
 
 
 async def test_a_leader_that_cannot_renew_its_lease_pauses_and_goes_on_in_its_term(theatre: Stage) -> None:
@@ -252,7 +217,7 @@ async def test_no_value_of_the_lease_key_ends_a_scheduler(
     theatre: Stage, pair: tuple[Standby, Standby]
 ) -> None:
     await theatre.add_worker("w1")
-    key = subjects.scheduler_lease("all")
+    key = subjects.scheduler_lease(WHOLE)
     bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
     forged = Record("forger", "f", 2**63 - 1, 1).encode()
     for value in (b"[" * 200_000, b'{"holder": ' + b"[" * 480, b"", forged):
@@ -284,7 +249,7 @@ async def test_what_tenants_were_served_outlives_the_leader(theatre: Stage) -> N
     bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
     async with asyncio.timeout(10):
         while True:
-            entry = await bucket.get(subjects.tenant_shares(subjects.ALL_MODELS))
+            entry = await bucket.get(subjects.tenant_shares(WHOLE))
             shares = json.loads(entry.value) if entry is not None else {}
             if shares.get("greedy", 0) > shares.get("modest", 0):
                 break

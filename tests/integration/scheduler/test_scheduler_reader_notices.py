@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import string
 
 import pytest
 from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
 from inferflux.common.errors import DeadlineExceeded
+from inferflux.common.partitions import Partition, divide
 from inferflux.scheduler.core.replayed import assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
@@ -96,17 +98,17 @@ async def test_a_request_without_a_reader_is_cancelled_wherever_it_is(theatre: S
     await theatre.is_quiet(workers=1)
 
 
+def a_model_of(partition: Partition) -> str:
+    return next(name for name in string.ascii_lowercase if partition.has(name))
+
+
 async def test_the_partition_that_has_a_request_answers_for_it_and_the_other_is_silent(
     theatre: Stage,
 ) -> None:
     """Neither can say that a request is unknown: the other one may have it."""
-    await theatre.add_scheduler(
-        "mine", INFERFLUX_SCHEDULER_PARTITION="mine", INFERFLUX_SCHEDULER_MODELS="demo"
-    )
-    await theatre.add_scheduler(
-        "other", INFERFLUX_SCHEDULER_PARTITION="other", INFERFLUX_SCHEDULER_MODELS="large"
-    )
-    for model in ("demo", "large"):  # no worker: both wait in the queue
+    for name in ("s0", "s1"):
+        await theatre.add_scheduler(name, INFERFLUX_SCHEDULER_PARTITIONS="2")
+    for model in (a_model_of(partition) for partition in divide(2)):  # no worker: both wait in the queue
         await theatre.submit(f"queued-{model}", model=model, attempt=f"a-{model}", window_s=60)
         async with asyncio.timeout(10):
             while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import string
 
 import pytest
 from harness.host_world import HELD, READY, REGISTERED, UNLOADING, HostWorld, SimModel
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.partitions import divide
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.limits import Limits
 from inferflux.v1 import host_pb2
@@ -247,10 +249,11 @@ def test_an_unused_model_leaves_after_its_hosts_time() -> None:
 
 
 def test_a_scheduler_of_some_models_unloads_no_others() -> None:
-    world = HostWorld(LIMITS)
-    host = world.add_host([SimModel("a"), SimModel("other")], places=1)
-    host.models["other"].state = READY
-    world.core._residency._models = frozenset({"a"})
+    own = next(partition for partition in divide(2) if partition.has("a"))
+    other = next(name for name in string.ascii_lowercase if not own.has(name))
+    world = HostWorld(LIMITS, partition=own)
+    host = world.add_host([SimModel("a"), SimModel(other)], places=1)
+    host.models[other].state = READY
     world.ask("a")
     for _ in range(20):
         world.second()

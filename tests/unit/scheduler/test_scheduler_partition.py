@@ -5,42 +5,19 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common import subjects
+from inferflux.common.partitions import Partition
 from inferflux.common.settings import load
 from inferflux.scheduler.core.live_workers import LiveWorkers
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2
 
 
-@pytest.fixture(autouse=True)
-def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INFERFLUX_SCHEDULER_PARTITION", "large")
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("", ()),
-        (" , ", ()),
-        ("[]", ()),
-        ("b", ("b",)),
-        (" b, a ,b", ("a", "b")),
-        ('["b", "a, with a comma"]', ("a, with a comma", "b")),
-    ],
-)
-def test_models_are_a_list_with_commas_or_as_json(
-    monkeypatch: pytest.MonkeyPatch, text: str, names: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("INFERFLUX_SCHEDULER_MODELS", text)
-    assert load(SchedulerSettings).model_names == names
-
-
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("INFERFLUX_SCHEDULER_MODELS", "[1]"),
-        ("INFERFLUX_SCHEDULER_MODELS", '["a"'),
-        ("INFERFLUX_SCHEDULER_PARTITION", "a.b"),
-        ("INFERFLUX_SCHEDULER_PARTITION", ""),
+        ("INFERFLUX_SCHEDULER_PARTITIONS", "0"),
+        ("INFERFLUX_SCHEDULER_PARTITIONS", "65"),
+        ("INFERFLUX_SCHEDULER_PARTITIONS", "two"),
         ("INFERFLUX_SCHEDULER_ID", "two words"),
         ("INFERFLUX_SCHEDULER_LEASE_S", "0.1"),
     ],
@@ -55,16 +32,6 @@ def test_a_bad_value_stops_the_start_naming_the_variable(
     assert capsys.readouterr().err.startswith(f"{variable}: ")
 
 
-def test_some_models_alone_need_a_partition_with_a_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("INFERFLUX_SCHEDULER_PARTITION")
-    monkeypatch.setenv("INFERFLUX_SCHEDULER_MODELS", "a")
-    with pytest.raises(SystemExit):
-        load(SchedulerSettings)
-    assert "INFERFLUX_SCHEDULER_PARTITION" in capsys.readouterr().err
-
-
 def test_a_scheduler_without_a_name_gets_one_of_its_own() -> None:
     names = {load(SchedulerSettings).id for _ in range(3)}
     assert len(names) == 3
@@ -72,8 +39,9 @@ def test_a_scheduler_without_a_name_gets_one_of_its_own() -> None:
 
 
 def test_the_undivided_consumer_keeps_its_name() -> None:
-    assert subjects.scheduler_consumer(subjects.ALL_MODELS) == "scheduler"
-    assert subjects.scheduler_consumer("large") == "scheduler-large"
+    assert subjects.scheduler_consumer(Partition()) == "scheduler"
+    assert subjects.scheduler_consumer(Partition(1, 3)) == "scheduler-1-of-3"
+    assert subjects.scheduler_lease(Partition()) == "lease.all"
 
 
 def status(worker_id: str, incarnation: str = "i") -> scheduler_pb2.WorkerStatus:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from harness.traces import Caller
 
-from inferflux.common import tracing
+from inferflux.common import subjects, tracing
 from inferflux.common.bus import Job
 from inferflux.common.tracing.sdk import SdkTracer
 from inferflux.scheduler.core import actions
@@ -68,7 +68,7 @@ async def test_the_wait_in_the_queue_is_a_span(trace: Trace) -> None:
     assert (queue["name"], queue["kind"], queue["duration_ms"]) == ("scheduler.queue", "consumer", 2000)
     assert queue["attributes"]["inferflux.worker_id"] == "w1"
     assert queue["attributes"]["inferflux.slot"] == 3
-    assert queue["attributes"]["messaging.destination.name"] == "inferflux.v1.jobs.demo"
+    assert queue["attributes"]["messaging.destination.name"] == subjects.jobs("demo")
 
 
 async def test_after_a_retry_the_wait_begins_anew(trace: Trace) -> None:

@@ -13,6 +13,7 @@ import pytest
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from inferflux.common.hosts import MAX_KNOWN, check_model, check_status
+from inferflux.common.terms import SeenTerms
 from inferflux.v1 import model_pb2
 from inferflux.worker.catalog import Catalog, Known, Wish
 from inferflux.worker.host_status import HostStatusReports
@@ -200,7 +201,7 @@ def test_a_hosts_status_fits_a_message_whatever_its_models_are_called() -> None:
     for model in models:
         model.state, model.reason = model_pb2.MODEL_STATE_FAILED, "r" * 5000
     state = WorkerState("h", "i")
-    reports = HostStatusReports(cast("Bus", None), state, models, idle_s=0.0, interval_s=1.0)
+    reports = HostStatusReports(cast("Bus", None), state, models, SeenTerms(), idle_s=0.0, interval_s=1.0)
     status = reports.status()
     assert status.ByteSize() < 1 << 20
     check_status(status)

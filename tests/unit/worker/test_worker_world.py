@@ -13,6 +13,7 @@ from harness.worker_world import NextToken, WorkerWorld, next_token, repetitive
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from inferflux.common.partitions import divide
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
 
@@ -405,9 +406,10 @@ def test_an_old_term_changes_nothing() -> None:
 
 def test_a_leader_of_its_model_gets_a_heartbeat_and_its_term_counts() -> None:
     world = small()
-    world.notice(worker_pb2.LeaderNotice(term=3, models=["another"]))
+    own, others = sorted(divide(2), key=lambda partition: not partition.has("m"))
+    world.notice(worker_pb2.LeaderNotice(term=3, partition=others.name))
     assert (world.heartbeats(), world.status().term) == (0, 0)
-    world.notice(worker_pb2.LeaderNotice(term=3, models=["m"]))
+    world.notice(worker_pb2.LeaderNotice(term=3, partition=own.name))
     assert (world.heartbeats(), world.status().term) == (1, 3)
     world.notice(worker_pb2.LeaderNotice(term=2))
     assert (world.heartbeats(), world.status().term) == (1, 3)

@@ -22,7 +22,8 @@ class StackOptions:
         model: the GGUF file to serve; None is the demo model.
         http_port: None is 8080, or any free port where that is taken.
         null_workers: workers without a model in each worker process; 0: it has a model and an engine.
-        schedulers: one of them leads.
+        schedulers: one of them leads each partition.
+        partitions: of the models.
         gateways: the first has the ports asked for, the others free ones.
         threads: of each worker's engine; 0: see `divides_cores`.
         divides_cores: whether workers that are told no number of threads divide the cores among themselves.
@@ -58,6 +59,7 @@ class StackOptions:
     workers: int = 1
     null_workers: int = 0
     schedulers: int = 1
+    partitions: int = 1
     gateways: int = 1
     slots: int = 0
     threads: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inferflux.common import redis_users
+from inferflux.common import partitions, redis_users
 from inferflux.common.servers import (
     LOOPBACK,
     NatsMember,
@@ -166,7 +166,11 @@ def plan(
         for name in worker_names(options.workers)
     ]
     schedulers = [
-        service("scheduler", {"INFERFLUX_SCHEDULER_ID": name}, name)
+        service(
+            "scheduler",
+            {"INFERFLUX_SCHEDULER_ID": name, partitions.VARIABLE: str(options.partitions)},
+            name,
+        )
         for name in scheduler_names(options.schedulers)
     ]
     names = nats_names(options.nats_servers)

@@ -125,12 +125,19 @@ class GetStatusResponse(_message.Message):
 
     SERVICES_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
     HOSTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def services(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceStatus]: ...
     @_builtins.property
     def scheduler(self) -> _scheduler_pb2.SchedulerStatus:
         """Unset when the scheduler does not answer."""
+
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_scheduler_pb2.SchedulerStatus]:
+        """Where models are divided into partitions: what the leader of each says, without workers. `scheduler` is all of
+        them together, then: its leader and term are those of the first.
+        """
 
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostSummary]:
@@ -141,11 +148,12 @@ class GetStatusResponse(_message.Message):
         *,
         services: _abc.Iterable[Global___ServiceStatus] | None = ...,
         scheduler: _scheduler_pb2.SchedulerStatus | None = ...,
+        partitions: _abc.Iterable[_scheduler_pb2.SchedulerStatus] | None = ...,
         hosts: _abc.Iterable[Global___HostSummary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "scheduler", b"scheduler", "services", b"services"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "partitions", b"partitions", "scheduler", b"scheduler", "services", b"services"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

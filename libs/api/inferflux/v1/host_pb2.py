@@ -25,31 +25,35 @@ _sym_db = _symbol_database.Default()
 from inferflux.v1 import model_pb2 as inferflux_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17inferflux/v1/host.proto\x12\x0cinferflux.v1\x1a\x18inferflux/v1/model.proto\"\xb6\x02\n\nHostStatus\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x12\n\nis_leaving\x18\x04 \x01(\x08\x12\x12\n\nmodels_max\x18\x05 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11memory_free_bytes\x18\x07 \x01(\x04\x12)\n\x06models\x18\x08 \x03(\x0b\x32\x19.inferflux.v1.HostedModel\x12\x17\n\x0fstarted_unix_ms\x18\t \x01(\x03\x12\x0e\n\x06idle_s\x18\n \x01(\x01\x12\x0c\n\x04term\x18\x0b \x01(\x04\x12\x0c\n\x04zone\x18\x0c \x01(\t\x12+\n\nstore_jobs\x18\x8c\x01 \x03(\x0b\x32\x16.inferflux.v1.StoreJob\"\xb1\x02\n\x0bHostedModel\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x13\n\x0bneeds_bytes\x18\x06 \x01(\x04\x12\x11\n\tis_pinned\x18\x07 \x01(\x08\x12\x0e\n\x06load_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x61liases\x18\t \x03(\t\x12\x12\n\nis_default\x18\n \x01(\x08\x12\x16\n\rretry_unix_ms\x18\x96\x01 \x01(\x03\x12\r\n\x04path\x18\x97\x01 \x01(\t\x12\x14\n\x0bmmproj_path\x18\x98\x01 \x01(\t\"\xfa\x03\n\x0bHostCommand\x12-\n\x04load\x18\x01 \x01(\x0b\x32\x1d.inferflux.v1.LoadHostedModelH\x00\x12\x31\n\x06unload\x18\x02 \x01(\x0b\x32\x1f.inferflux.v1.UnloadHostedModelH\x00\x12\x33\n\x08register\x18\x03 \x01(\x0b\x32\x1f.inferflux.v1.RegisterModelFileH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.inferflux.v1.ForgetModelFileH\x00\x12=\n\x10register_adapter\x18x \x01(\x0b\x32!.inferflux.v1.RegisterAdapterFileH\x00\x12\x35\n\x0e\x66orget_adapter\x18y \x01(\x0b\x32\x1b.inferflux.v1.ForgetAdapterH\x00\x12*\n\x04pull\x18\x8c\x01 \x01(\x0b\x32\x19.inferflux.v1.PullRequestH\x00\x12\x33\n\x06remove\x18\x8d\x01 \x01(\x0b\x32 .inferflux.v1.RemoveModelRequestH\x00\x12\x33\n\x06verify\x18\x8e\x01 \x01(\x0b\x32 .inferflux.v1.VerifyModelRequestH\x00\x12\x0c\n\x04term\x18\n \x01(\x04\x42\t\n\x07\x63ommand\"\x1f\n\x0fLoadHostedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\"!\n\x11UnloadHostedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x8f\x01\n\x11RegisterModelFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tis_pinned\x18\x03 \x01(\x08\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x13\n\x0bmmproj_path\x18n \x01(\t\"\x1f\n\x0f\x46orgetModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x13RegisterAdapterFile\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\r\n\x05scale\x18\x04 \x01(\x01\",\n\rForgetAdapter\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x99\x01\n\tHostReply\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.HostedModel\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12$\n\x03job\x18\x8c\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17inferflux/v1/host.proto\x12\x0cinferflux.v1\x1a\x18inferflux/v1/model.proto\"\x90\x03\n\nHostStatus\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04pool\x18\x03 \x01(\t\x12\x12\n\nis_leaving\x18\x04 \x01(\x08\x12\x12\n\nmodels_max\x18\x05 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x19\n\x11memory_free_bytes\x18\x07 \x01(\x04\x12)\n\x06models\x18\x08 \x03(\x0b\x32\x19.inferflux.v1.HostedModel\x12\x17\n\x0fstarted_unix_ms\x18\t \x01(\x03\x12\x0e\n\x06idle_s\x18\n \x01(\x01\x12\x0c\n\x04zone\x18\x0c \x01(\t\x12\x32\n\x05terms\x18\r \x03(\x0b\x32#.inferflux.v1.HostStatus.TermsEntry\x12+\n\nstore_jobs\x18\x8c\x01 \x03(\x0b\x32\x16.inferflux.v1.StoreJob\x1a,\n\nTermsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01J\x04\x08\x0b\x10\x0c\"\xb1\x02\n\x0bHostedModel\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x11\n\tworker_id\x18\x05 \x01(\t\x12\x13\n\x0bneeds_bytes\x18\x06 \x01(\x04\x12\x11\n\tis_pinned\x18\x07 \x01(\x08\x12\x0e\n\x06load_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x61liases\x18\t \x03(\t\x12\x12\n\nis_default\x18\n \x01(\x08\x12\x16\n\rretry_unix_ms\x18\x96\x01 \x01(\x03\x12\r\n\x04path\x18\x97\x01 \x01(\t\x12\x14\n\x0bmmproj_path\x18\x98\x01 \x01(\t\"\x8d\x04\n\x0bHostCommand\x12-\n\x04load\x18\x01 \x01(\x0b\x32\x1d.inferflux.v1.LoadHostedModelH\x00\x12\x31\n\x06unload\x18\x02 \x01(\x0b\x32\x1f.inferflux.v1.UnloadHostedModelH\x00\x12\x33\n\x08register\x18\x03 \x01(\x0b\x32\x1f.inferflux.v1.RegisterModelFileH\x00\x12/\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x1d.inferflux.v1.ForgetModelFileH\x00\x12=\n\x10register_adapter\x18x \x01(\x0b\x32!.inferflux.v1.RegisterAdapterFileH\x00\x12\x35\n\x0e\x66orget_adapter\x18y \x01(\x0b\x32\x1b.inferflux.v1.ForgetAdapterH\x00\x12*\n\x04pull\x18\x8c\x01 \x01(\x0b\x32\x19.inferflux.v1.PullRequestH\x00\x12\x33\n\x06remove\x18\x8d\x01 \x01(\x0b\x32 .inferflux.v1.RemoveModelRequestH\x00\x12\x33\n\x06verify\x18\x8e\x01 \x01(\x0b\x32 .inferflux.v1.VerifyModelRequestH\x00\x12\x0c\n\x04term\x18\n \x01(\x04\x12\x11\n\tpartition\x18\x0b \x01(\tB\t\n\x07\x63ommand\"\x1f\n\x0fLoadHostedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\"!\n\x11UnloadHostedModel\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x8f\x01\n\x11RegisterModelFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tis_pinned\x18\x03 \x01(\x08\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x13\n\x0bmmproj_path\x18n \x01(\t\"\x1f\n\x0f\x46orgetModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\"O\n\x13RegisterAdapterFile\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\r\n\x05scale\x18\x04 \x01(\x01\",\n\rForgetAdapter\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"\x99\x01\n\tHostReply\x12(\n\x05model\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.HostedModel\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12$\n\x03job\x18\x8c\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.host_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_HOSTSTATUS_TERMSENTRY']._loaded_options = None
+  _globals['_HOSTSTATUS_TERMSENTRY']._serialized_options = b'8\001'
   _globals['_HOSTSTATUS']._serialized_start=68
-  _globals['_HOSTSTATUS']._serialized_end=378
-  _globals['_HOSTEDMODEL']._serialized_start=381
-  _globals['_HOSTEDMODEL']._serialized_end=686
-  _globals['_HOSTCOMMAND']._serialized_start=689
-  _globals['_HOSTCOMMAND']._serialized_end=1195
-  _globals['_LOADHOSTEDMODEL']._serialized_start=1197
-  _globals['_LOADHOSTEDMODEL']._serialized_end=1228
-  _globals['_UNLOADHOSTEDMODEL']._serialized_start=1230
-  _globals['_UNLOADHOSTEDMODEL']._serialized_end=1263
-  _globals['_REGISTERMODELFILE']._serialized_start=1266
-  _globals['_REGISTERMODELFILE']._serialized_end=1409
-  _globals['_FORGETMODELFILE']._serialized_start=1411
-  _globals['_FORGETMODELFILE']._serialized_end=1442
-  _globals['_REGISTERADAPTERFILE']._serialized_start=1444
-  _globals['_REGISTERADAPTERFILE']._serialized_end=1523
-  _globals['_FORGETADAPTER']._serialized_start=1525
-  _globals['_FORGETADAPTER']._serialized_end=1569
-  _globals['_HOSTREPLY']._serialized_start=1572
-  _globals['_HOSTREPLY']._serialized_end=1725
+  _globals['_HOSTSTATUS']._serialized_end=468
+  _globals['_HOSTSTATUS_TERMSENTRY']._serialized_start=418
+  _globals['_HOSTSTATUS_TERMSENTRY']._serialized_end=462
+  _globals['_HOSTEDMODEL']._serialized_start=471
+  _globals['_HOSTEDMODEL']._serialized_end=776
+  _globals['_HOSTCOMMAND']._serialized_start=779
+  _globals['_HOSTCOMMAND']._serialized_end=1304
+  _globals['_LOADHOSTEDMODEL']._serialized_start=1306
+  _globals['_LOADHOSTEDMODEL']._serialized_end=1337
+  _globals['_UNLOADHOSTEDMODEL']._serialized_start=1339
+  _globals['_UNLOADHOSTEDMODEL']._serialized_end=1372
+  _globals['_REGISTERMODELFILE']._serialized_start=1375
+  _globals['_REGISTERMODELFILE']._serialized_end=1518
+  _globals['_FORGETMODELFILE']._serialized_start=1520
+  _globals['_FORGETMODELFILE']._serialized_end=1551
+  _globals['_REGISTERADAPTERFILE']._serialized_start=1553
+  _globals['_REGISTERADAPTERFILE']._serialized_end=1632
+  _globals['_FORGETADAPTER']._serialized_start=1634
+  _globals['_FORGETADAPTER']._serialized_end=1678
+  _globals['_HOSTREPLY']._serialized_start=1681
+  _globals['_HOSTREPLY']._serialized_end=1834
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,26 @@ class HostStatus(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TermsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HOST_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
@@ -37,8 +57,8 @@ class HostStatus(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_MS_FIELD_NUMBER: _builtins.int
     IDLE_S_FIELD_NUMBER: _builtins.int
-    TERM_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
     STORE_JOBS_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     incarnation: _builtins.str
@@ -56,13 +76,15 @@ class HostStatus(_message.Message):
     """When this incarnation began, by the host's clock."""
     idle_s: _builtins.float
     """A model that was not used for this long is unloaded; 0: only to make room."""
-    term: _builtins.int
-    """The latest lease term that it has seen; older ones are refused."""
     zone: _builtins.str
     """The zone that it is in; empty: it is not known."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostedModel]:
         """Every model that it can serve."""
+
+    @_builtins.property
+    def terms(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The latest lease term that it has seen of each partition of models, by the partition's name; older ones are refused."""
 
     @_builtins.property
     def store_jobs(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.StoreJob]:
@@ -81,13 +103,13 @@ class HostStatus(_message.Message):
         models: _abc.Iterable[Global___HostedModel] | None = ...,
         started_unix_ms: _builtins.int = ...,
         idle_s: _builtins.float = ...,
-        term: _builtins.int = ...,
         zone: _builtins.str = ...,
+        terms: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         store_jobs: _abc.Iterable[_model_pb2.StoreJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "idle_s", b"idle_s", "incarnation", b"incarnation", "is_leaving", b"is_leaving", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "models", b"models", "models_max", b"models_max", "pool", b"pool", "started_unix_ms", b"started_unix_ms", "store_jobs", b"store_jobs", "term", b"term", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_id", b"host_id", "idle_s", b"idle_s", "incarnation", b"incarnation", "is_leaving", b"is_leaving", "memory_bytes", b"memory_bytes", "memory_free_bytes", b"memory_free_bytes", "models", b"models", "models_max", b"models_max", "pool", b"pool", "started_unix_ms", b"started_unix_ms", "store_jobs", b"store_jobs", "terms", b"terms", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,8 +202,11 @@ class HostCommand(_message.Message):
     REMOVE_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     term: _builtins.int
-    """Of the scheduler's lease: an older term than was seen is refused."""
+    """Of the scheduler's lease: an older term than was seen of its partition is refused."""
+    partition: _builtins.str
+    """Of models, by its name, that this scheduler leads. Empty: all."""
     @_builtins.property
     def load(self) -> Global___LoadHostedModel: ...
     @_builtins.property
@@ -213,10 +238,11 @@ class HostCommand(_message.Message):
         remove: _model_pb2.RemoveModelRequest | None = ...,
         verify: _model_pb2.VerifyModelRequest | None = ...,
         term: _builtins.int = ...,
+        partition: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "pull", b"pull", "register", b"register", "register_adapter", b"register_adapter", "remove", b"remove", "unload", b"unload", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "pull", b"pull", "register", b"register", "register_adapter", b"register_adapter", "remove", b"remove", "term", b"term", "unload", b"unload", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "forget", b"forget", "forget_adapter", b"forget_adapter", "load", b"load", "partition", b"partition", "pull", b"pull", "register", b"register", "register_adapter", b"register_adapter", "remove", b"remove", "term", b"term", "unload", b"unload", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "unload", "register", "forget", "register_adapter", "forget_adapter", "pull", "remove", "verify"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015

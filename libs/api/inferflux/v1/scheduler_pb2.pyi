@@ -1438,6 +1438,31 @@ class AdminRefusal(_message.Message):
 Global___AdminRefusal: _TypeAlias = AdminRefusal  # noqa: Y015
 
 @_typing.final
+class SchedulerAlive(_message.Message):
+    """Published by every scheduler, where models are divided into partitions: which are there decides who leads which."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULER_ID_FIELD_NUMBER: _builtins.int
+    IS_LEAVING_FIELD_NUMBER: _builtins.int
+    scheduler_id: _builtins.str
+    is_leaving: _builtins.bool
+    """It ends in order: the others need not wait for it to be missed."""
+    def __init__(
+        self,
+        *,
+        scheduler_id: _builtins.str = ...,
+        is_leaving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_leaving", b"is_leaving", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerAlive: _TypeAlias = SchedulerAlive  # noqa: Y015
+
+@_typing.final
 class SchedulerStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1470,6 +1495,7 @@ class SchedulerStatus(_message.Message):
     FAIRNESS_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     NOT_READY_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     running: _builtins.int
@@ -1480,6 +1506,8 @@ class SchedulerStatus(_message.Message):
     leader: _builtins.str
     """The leader's id, and its lease term."""
     term: _builtins.int
+    partition: _builtins.str
+    """What of the models it leads, by the partition's name; a scheduler of all models has one of `all`."""
     not_ready: _builtins.str
     """Why it cannot do its work, as its /readyz says it; empty while it can."""
     @_builtins.property
@@ -1498,11 +1526,12 @@ class SchedulerStatus(_message.Message):
         fairness: Global___Fairness | None = ...,
         leader: _builtins.str = ...,
         term: _builtins.int = ...,
+        partition: _builtins.str = ...,
         not_ready: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "not_ready", b"not_ready", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "not_ready", b"not_ready", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "partition", b"partition", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

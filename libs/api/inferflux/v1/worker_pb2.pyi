@@ -324,24 +324,18 @@ class LeaderNotice(_message.Message):
 
     PARTITION_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
-    MODELS_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
-    """Of models; workers of other partitions ignore it."""
+    """Of models, by its name; workers of models of other partitions ignore it. Empty: all."""
     term: _builtins.int
-    @_builtins.property
-    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Empty: all."""
-
     def __init__(
         self,
         *,
         partition: _builtins.str = ...,
         term: _builtins.int = ...,
-        models: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "partition", b"partition", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from inferflux.common import checks, subjects
+from inferflux.common import checks, partitions, subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import check_card
+from inferflux.common.terms import MAX_TERMS
 from inferflux.v1 import host_pb2, model_pb2
 
 MOST_LOADED = 16
@@ -72,6 +73,9 @@ def check_status(status: host_pb2.HostStatus) -> None:
     checks.check_range(status.memory_free_bytes, 0, MAX_BYTES, "memory_free_bytes")
     checks.check_range(status.started_unix_ms, 0, checks.MAX_UNIX_MS, "started_unix_ms")
     checks.check_range(status.idle_s, 0.0, _MAX_S, "idle_s")
+    checks.check_count(status.terms, MAX_TERMS, "terms")
+    for name in status.terms:
+        partitions.parse(name, "terms")
     checks.check_count(status.models, MAX_KNOWN, "models")
     checks.check_count(status.store_jobs, MAX_JOBS, "store_jobs")
     for job in status.store_jobs:

@@ -11,6 +11,8 @@ import re
 
 from inferflux.api import token_subjects
 
+from .partitions import Partition, shard_of
+
 ROOT = "inferflux.v1"
 
 # JetStream streams and buckets.
@@ -32,8 +34,6 @@ TOKENS_LED = f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{TOKENS_STREAM}"
 # For asking whether it still writes; no key is called so.
 SCHEDULERS_PROBE = f"$KV.{SCHEDULERS_BUCKET}.probe"
 STREAMS = (JOBS_STREAM, TOKENS_STREAM, TOKENIZERS_STREAM, IMAGES_STREAM, SCHEDULERS_STREAM)
-# The partition of models that is led while they are not divided.
-ALL_MODELS = "all"
 
 # 1. gateway -> work queue -> scheduler
 JOBS_ALL = f"{ROOT}.jobs.>"
@@ -55,6 +55,8 @@ SCHEDULER_READERS = f"{ROOT}.scheduler.readers"
 SCHEDULER_STATUS = f"{ROOT}.scheduler.status"
 SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
 SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"
+# scheduler -> schedulers, where models are divided
+SCHEDULER_ALIVE = f"{ROOT}.scheduler.alive"
 
 
 is_safe_token = token_subjects.is_safe_token
@@ -70,7 +72,12 @@ def escape(name: str) -> str:
 
 
 def jobs(model: str) -> str:
-    return f"{ROOT}.jobs.{escape(model)}"
+    return f"{ROOT}.jobs.{shard_of(model)}.{escape(model)}"
+
+
+def jobs_of(partition: Partition) -> list[str]:
+    """Subjects that have the jobs of a partition; none: it has all."""
+    return [] if partition.is_whole else [f"{ROOT}.jobs.{shard}.*" for shard in partition.shards]
 
 
 def cancel(tenant: str, request_id: str) -> str:
@@ -81,19 +88,19 @@ def wanted(tenant: str, request_id: str) -> str:
     return f"{ROOT}.wanted.{tenant}.{request_id}"
 
 
-def scheduler_consumer(partition: str) -> str:
+def scheduler_consumer(partition: Partition) -> str:
     """The durable that takes the jobs of a partition of models off the work queue."""
-    return SCHEDULER_CONSUMER if partition == ALL_MODELS else f"{SCHEDULER_CONSUMER}-{partition}"
+    return SCHEDULER_CONSUMER if partition.is_whole else f"{SCHEDULER_CONSUMER}-{partition.name}"
 
 
-def scheduler_lease(partition: str) -> str:
+def scheduler_lease(partition: Partition) -> str:
     """Key of SCHEDULERS_BUCKET."""
-    return f"lease.{partition}"
+    return f"lease.{partition.name}"
 
 
-def tenant_shares(partition: str) -> str:
+def tenant_shares(partition: Partition) -> str:
     """Key of SCHEDULERS_BUCKET."""
-    return f"shares.{partition}"
+    return f"shares.{partition.name}"
 
 
 def worker_batch(worker_id: str) -> str:

@@ -10,11 +10,10 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferflux.common import subjects
-from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.probe import Probe
+from inferflux.common.scheduler_status import ask_schedulers, together
 from inferflux.v1 import cluster_pb2, cluster_pb2_grpc, scheduler_pb2
 
 from .models import ModelRegistry
@@ -53,14 +52,15 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def GetStatus(
         self, request: cluster_pb2.GetStatusRequest, context: Context
     ) -> cluster_pb2.GetStatusResponse:
-        (scheduler, scheduler_status), nats, policies = await asyncio.gather(
+        (scheduler, statuses), nats, policies = await asyncio.gather(
             self._ask_scheduler(), self._ask_nats(), asyncio.gather(*map(self._ask_policy, self._policies))
         )
         # What one of them reaches is there.
         redis = max((redis for _, redis in policies), key=lambda each: each.is_ready)
         return cluster_pb2.GetStatusResponse(
             services=[self._gateway(), *(policy for policy, _ in policies), scheduler, nats, redis],
-            scheduler=scheduler_status,
+            scheduler=together(statuses) if statuses else None,
+            partitions=map(_without_workers, statuses) if len(statuses) > 1 else (),
             hosts=self._models.host_summaries(),
         )
 
@@ -79,21 +79,23 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     async def _ask_scheduler(
         self,
-    ) -> tuple[cluster_pb2.ServiceStatus, scheduler_pb2.SchedulerStatus | None]:
-        question, kind = scheduler_pb2.SchedulerStatusRequest(), scheduler_pb2.SchedulerStatus
+    ) -> tuple[cluster_pb2.ServiceStatus, list[scheduler_pb2.SchedulerStatus]]:
         try:
-            status = await ask(self._bus, subjects.SCHEDULER_STATUS, question, kind, timeout_s=_ASK_TIMEOUT_S)
+            statuses = await ask_schedulers(self._bus, timeout_s=_ASK_TIMEOUT_S)
         except (DeadlineExceeded, Unavailable) as error:
             detail = "answers something else" if error.reason == "BAD_ANSWER" else "does not answer"
-            return _status("scheduler", False, detail), None
+            return _status("scheduler", False, detail), []
         except InferFluxError as error:
-            return _status("scheduler", False, error.message), None
+            return _status("scheduler", False, error.message), []
+        status = together(statuses)
         n = len(status.workers)
         workers = "1 worker" if n == 1 else f"{n} workers"
         detail = f"{workers}, {status.running} running, {status.queued} queued"
+        if len(statuses) > 1:
+            detail += f", {len(statuses)} partitions"
         if status.not_ready:
-            return _status("scheduler", False, f"{detail}; {status.not_ready}"), status
-        return _status("scheduler", True, detail), status
+            return _status("scheduler", False, f"{detail}; {status.not_ready}"), statuses
+        return _status("scheduler", True, detail), statuses
 
     async def _ask_policy(self, address: str) -> tuple[cluster_pb2.ServiceStatus, cluster_pb2.ServiceStatus]:
         """(a process of policy, Redis as that sees it)."""
@@ -112,3 +114,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
 def _status(name: str, is_ready: bool, detail: str) -> cluster_pb2.ServiceStatus:
     return cluster_pb2.ServiceStatus(name=name, is_ready=is_ready, detail=detail)
+
+
+def _without_workers(status: scheduler_pb2.SchedulerStatus) -> scheduler_pb2.SchedulerStatus:
+    copy = scheduler_pb2.SchedulerStatus()
+    copy.CopyFrom(status)
+    del copy.workers[:]
+    return copy

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferflux.common import logs, subjects
-from inferflux.common.ask import ask
+from inferflux.common import logs
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 from inferflux.common.grpc_server import GrpcServer
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.scheduler_status import ask_schedulers, together
 from inferflux.common.tasks import is_set_within
-from inferflux.v1 import scheduler_pb2
 
 from .model_health import ModelHealth
 from .models import ModelRegistry
@@ -113,16 +112,12 @@ class Readiness:
         if self._clock() - self._scheduler_asked_s < _SCHEDULER_INTERVAL_S:
             return
         self._scheduler_asked_s = self._clock()
-        question, kind = (
-            scheduler_pb2.SchedulerStatusRequest(without_workers=True),
-            scheduler_pb2.SchedulerStatus,
-        )
         try:
-            status = await ask(self._bus, subjects.SCHEDULER_STATUS, question, kind, timeout_s=_ASK_LIMIT_S)
+            statuses = await ask_schedulers(self._bus, timeout_s=_ASK_LIMIT_S, without_workers=True)
         except InferFluxError:
             self._probe.set_warning("scheduler", "it does not answer: requests wait")
         else:
-            self._probe.set_warning("scheduler", status.not_ready)
+            self._probe.set_warning("scheduler", together(statuses).not_ready)
 
     async def _ask_policy(self) -> str:
         """Why policy is not ready; "" if it is."""

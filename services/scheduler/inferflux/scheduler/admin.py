@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from typing import Protocol, TypeVar
 
@@ -20,6 +20,7 @@ from inferflux.common.errors import (
     NotFound,
     Unavailable,
 )
+from inferflux.common.partitions import Partition
 from inferflux.common.tasks import Background
 from inferflux.v1 import model_pb2, scheduler_pb2, worker_pb2
 
@@ -28,7 +29,7 @@ from .core.checks import check_admin
 from .core.drains import DrainProgress
 from .core.fairness import FairnessSettings
 from .core.hosts import HostTable
-from .host_admin import ModelAdministration
+from .host_admin import ModelAdministration, NotOursError
 from .host_commands import command_host, command_store
 
 log = logs.get("scheduler.admin")
@@ -38,6 +39,18 @@ _FIRST_VERSION = 1
 # What a change can set.
 _NAMES = tuple(field.name for field in fields(FairnessSettings) if field.name != "version")
 _T = TypeVar("_T")
+# Requests that one scheduler answers even if what they name is not known.
+_ABOUT_MODELS = frozenset(
+    {
+        "load_model",
+        "unload_model",
+        "add_adapter",
+        "remove_adapter",
+        "pull_model",
+        "remove_model",
+        "verify_model",
+    }
+)
 
 # Longest wait for a worker, whose engine answers within 4 s.
 _WORKER_LIMIT_S = 5.0
@@ -238,8 +251,11 @@ class Administration:
                 return await asked() if self._is_lease_held() else None
             async with self._one_at_a_time:
                 return await self._answer(request) if self._is_lease_held() else None
+        except NotOursError:
+            return None
         except NotFound as error:
-            return _refused(error) if self._is_alone else None
+            is_ours = self._is_alone or request.WhichOneof("request") in _ABOUT_MODELS
+            return _refused(error) if is_ours else None
         except InferFluxError as error:
             return _refused(error) if self._is_lease_held() else None
 
@@ -349,14 +365,14 @@ async def serve_admin(
     *,
     is_lease_held: Callable[[], bool],
     is_alone: bool,
-    models: Collection[str],
+    partition: Partition,
     guarded: Guarded,
     background: Background,
 ) -> Subscription:
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
 
     Args:
-        models: that this scheduler has; empty: all.
+        partition: of the models, which this scheduler has.
         guarded: calls the core; Unavailable when it raises.
         background: holds the tasks that wait for a worker's answer.
 
@@ -382,7 +398,7 @@ async def serve_admin(
             core.term,
             lambda *asked: command_host(bus, *asked),
             ask_store=lambda *asked: command_store(bus, *asked),
-            models=models,
+            partition=partition,
         ),
     )
 

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 
 from inferflux.common import logs, store
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.errors import InferFluxError
 from inferflux.common.lifecycle import Shutdown
+from inferflux.common.partitions import divide
 from inferflux.common.probe import Probe
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import host_pb2, scheduler_pb2
 
-from .core.defects import PlanningHealth
-from .core.live_workers import LiveWorkers
-from .leader import Leader
-from .leadership import RELEASE_LIMIT_S, Leadership
+from .candidate import Candidate
+from .membership import Membership
 from .metrics import SchedulerMetrics
 from .settings import SchedulerSettings
 from .workers import WorkerListener
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logs.get("scheduler")
 
+_GAUGE_INTERVAL_S = 1.0
+
 
 def steady_clock() -> Callable[[], float]:
     """Seconds since the Unix epoch that never jump: wall time once, monotonic from there."""
@@ -38,10 +39,7 @@ def steady_clock() -> Callable[[], float]:
 
 
 class Scheduler:
-    """Leads a partition of the models, or stands by to lead it.
-
-    A standby receives heartbeats, to know which workers to wait for when it leads. It sends nothing.
-    """
+    """Leads partitions of the models, or stands by to lead them."""
 
     def __init__(
         self,
@@ -54,140 +52,111 @@ class Scheduler:
     ) -> None:
         self._settings = settings
         self._bus = bus
-        self._redis = redis
         self._probe = probe
         self._metrics = metrics
-        self._tracer = tracer
         self._clock = steady_clock()
-        self._live_workers = LiveWorkers()
-        self._leader: Leader | None = None
-        self._planning = PlanningHealth()
-        self._leadership = Leadership(
-            bus, holder=settings.id, partition=settings.partition, lease_s=settings.lease_s
+        self._candidates = [
+            Candidate(
+                settings,
+                bus,
+                redis,
+                metrics,
+                tracer,
+                self._clock,
+                partition=partition,
+                not_ready=lambda: probe.missing,
+            )
+            for partition in divide(settings.partitions)
+        ]
+        self._membership = (
+            Membership(bus, settings.id, self._candidates, metrics, lease_s=settings.lease_s)
+            if settings.partitions > 1
+            else None
         )
 
     async def run(self, shutdown: Shutdown) -> None:
         """Serve until `shutdown`. Jobs still held go to the next leader, running streams go on.
 
         Raises:
-            InvalidArgument: another partition has some of the models.
+            InvalidArgument: models are divided into another number of partitions.
         """
         self._report_readiness()
         self._bus.on_reconnect(self._on_reconnect)
         await WorkerListener(self._bus, self, self._metrics).listen()
-        keeping = asyncio.create_task(self._leadership.run())
         tasks = {
-            asyncio.create_task(self._lead_whenever_possible()),
+            *(asyncio.create_task(candidate.run()) for candidate in self._candidates),
             asyncio.create_task(self._report_for_ever()),
             asyncio.create_task(shutdown.wait()),
         }
+        if self._membership is not None:
+            tasks.add(asyncio.create_task(self._membership.run()))
         try:
-            done, _ = await asyncio.wait({keeping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
             self._probe.set_ready("scheduler", False, "leaving")
             await cancel_all(tasks)
-            self._leadership.end()
-            await asyncio.wait({keeping}, timeout=RELEASE_LIMIT_S)
-            await cancel_all({keeping})
 
     # Messages of workers
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
-        models = self._settings.model_names
-        if models and not any(card.name in models for card in status.models):
-            return
-        self._live_workers.on_heartbeat(status, self._clock())
-        self._leadership.on_term(status.term)
-        if self._leader is not None:
-            self._leader.guard.decide("a heartbeat", lambda core, now: core.on_heartbeat(status, now))
+        for candidate in self._candidates:
+            candidate.on_heartbeat(status)
 
     def on_host(self, status: host_pb2.HostStatus) -> None:
         """Raises InvalidArgument when there are more hosts than are kept."""
-        self._leadership.on_term(status.term)
-        if self._leader is not None:
-            self._leader.guard.decide("a host's status", lambda core, now: core.on_host(status, now))
+        for candidate in self._candidates:
+            candidate.on_host(status)
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
-        if event.HasField("worker_left") or event.HasField("worker_died"):
-            self._live_workers.on_left(event.worker_id, event.incarnation)
-        if self._leader is not None:
-            self._leader.guard.decide("an event", lambda core, now: core.on_event(event, now))
+        for candidate in self._candidates:
+            candidate.on_event(event)
 
     async def _on_reconnect(self) -> None:
-        if self._leader is not None:
-            await self._leader.on_reconnect()
-
-    # From standby to leader and back
-
-    async def _lead_whenever_possible(self) -> None:
-        while True:
-            term = await self._leadership.until_leading()
-            pause_s = 0.0
-            try:
-                await self._lead(term)
-            except (Unavailable, DeadlineExceeded) as error:
-                log.warning("cannot lead", term=term, reason=error.reason, error=error.message)
-                pause_s = self._settings.lease_s
-            self._leadership.leave(pause_s=pause_s)
-
-    async def _lead(self, term: int) -> None:
-        """Lead until the lease is lost."""
-        leader = Leader(
-            self._settings,
-            self._bus,
-            self._redis,
-            self._metrics,
-            self._clock,
-            self._tracer,
-            term=term,
-            is_lease_held=lambda: self._leadership.is_held,
-            known_workers=self._live_workers.live(self._clock(), self._settings.worker_dead_s),
-            health=self._planning,
-            not_ready=lambda: self._probe.missing,
-        )
-        self._leader = leader
-        self._metrics.lead(term)
-        leading = asyncio.create_task(leader.run())
-        lost = asyncio.create_task(self._leadership.until_lost())
-        try:
-            await asyncio.wait({leading, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if leading.done():
-                leading.result()
-        finally:
-            self._leader = None
-            await cancel_all({leading, lost})
-            self._metrics.stand_by()
+        if self._membership is not None:
+            self._membership.on_reconnect()
+        for candidate in self._candidates:
+            await candidate.on_reconnect()
 
     # What is said of it
 
     async def _report_for_ever(self) -> None:
+        gauges_due_s = 0.0
         while True:
             self._report_readiness()
+            if (now := self._clock()) >= gauges_due_s:
+                gauges_due_s = now + _GAUGE_INTERVAL_S
+                cores = [each.leader.core for each in self._candidates if each.leader is not None]
+                self._metrics.observe(cores, now)
             await asyncio.sleep(self._settings.tick_interval_s)
 
     def _report_readiness(self) -> None:
         self._probe.set_ready("scheduler", *self._readiness())
-        self._probe.set_ready("planning", *self._planning.condition(self._clock()))
+        now = self._clock()
+        failed = [why for each in self._candidates for ok, why in [each.planning.condition(now)] if not ok]
+        self._probe.set_ready("planning", not failed, next(iter(failed), ""))
 
     def _readiness(self) -> tuple[bool, str]:
         if not self._bus.is_connected:
             return False, "not connected to NATS"
         if problem := self._bus.write_problem:
             return False, f"NATS does not write: {problem}"
-        if self._leader is not None:
-            return self._leader.readiness
-        if self._leadership.has_seen_leader:
-            return True, f"standby: {self._leadership.holder or 'no scheduler'} leads"
-        return False, "waiting for the lease"
+        if self._membership is None:
+            return self._candidates[0].readiness
+        for candidate in self._candidates:
+            is_ready, why = candidate.readiness
+            if not is_ready:
+                return False, f"partition {candidate.partition.name}: {why}"
+        led = [each.partition.name for each in self._candidates if each.leader is not None]
+        return True, f"leads {', '.join(led)}" if led else "standby of every partition"
 
 
 async def serve(settings: SchedulerSettings, shutdown: Shutdown) -> None:
     """Run a scheduler from its settings.
 
     Raises:
-        InferFluxError: NATS or the metrics port cannot be used, or its models are another partition's.
+        InferFluxError: NATS or the metrics port cannot be used, or models are divided otherwise.
     """
     probe = Probe(settings.metrics_listen)
     tracer = OFF

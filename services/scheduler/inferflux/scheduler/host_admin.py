@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 
 from inferflux.common import logs
 from inferflux.common.adapters import adapter_of
 from inferflux.common.errors import InvalidArgument, NotFound
 from inferflux.common.hosts import as_model
+from inferflux.common.partitions import WHOLE, Partition
 from inferflux.v1 import host_pb2, model_pb2
 
 from .core.hosts import HostTable, HostView
@@ -20,19 +21,29 @@ AskStore = Callable[[str, host_pb2.HostCommand], Awaitable[model_pb2.StoreJob]]
 """Has a host do something with its store; raises InferFluxErrors."""
 
 
+class NotOursError(NotFound):
+    """Another scheduler has the model, and answers."""
+
+
 class ModelAdministration:
     """Has hosts load and unload models.
 
     Args:
         term: of the scheduler's lease.
-        models: that this scheduler has; empty: all.
+        partition: of the models, which this scheduler has.
     """
 
     def __init__(
-        self, hosts: HostTable, term: int, ask: AskHost, *, ask_store: AskStore, models: Collection[str] = ()
+        self,
+        hosts: HostTable,
+        term: int,
+        ask: AskHost,
+        *,
+        ask_store: AskStore,
+        partition: Partition = WHOLE,
     ) -> None:
         self._hosts = hosts
-        self._models = models
+        self._partition = partition
         self._term = term
         self._ask = ask
         self._ask_store = ask_store
@@ -57,9 +68,11 @@ class ModelAdministration:
                 role=request.role,
                 mmproj_path=request.mmproj_path,
             )
-            command = host_pb2.HostCommand(register=register, term=self._term)
+            command = self._new_command()
+            command.register.CopyFrom(register)
             name = (await self._ask(host.host_id, command)).card.name
-        load = host_pb2.HostCommand(load=host_pb2.LoadHostedModel(name=name), term=self._term)
+        load = self._new_command()
+        load.load.name = name
         model = await self._ask(host.host_id, load)
         log.info("an operator has a model loaded", model=name, host_id=host.host_id)
         return self._seen_on(name, {host.host_id: model})
@@ -74,7 +87,7 @@ class ModelAdministration:
         self._check_own(request.name)
         answers: dict[str, host_pb2.HostedModel] = {}
         for host in self._having(request.name, request.host_id):
-            command = host_pb2.HostCommand(term=self._term)
+            command = self._new_command()
             if request.forget:
                 command.forget.name = request.name
             else:
@@ -95,7 +108,8 @@ class ModelAdministration:
         register = host_pb2.RegisterAdapterFile(
             model=request.model, name=request.adapter, path=request.path, scale=scale
         )
-        command = host_pb2.HostCommand(register_adapter=register, term=self._term)
+        command = self._new_command()
+        command.register_adapter.CopyFrom(register)
         hosts = self._having(request.model, request.host_id)
         answers = {host.host_id: await self._ask(host.host_id, command) for host in hosts}
         log.info("an operator adds an adapter", model=request.model, adapter=request.adapter)
@@ -110,7 +124,8 @@ class ModelAdministration:
         """
         self._check_own(request.model)
         forget = host_pb2.ForgetAdapter(model=request.model, name=request.adapter)
-        command = host_pb2.HostCommand(forget_adapter=forget, term=self._term)
+        command = self._new_command()
+        command.forget_adapter.CopyFrom(forget)
         hosts = [
             host
             for host in self._having(request.model, request.host_id)
@@ -133,30 +148,38 @@ class ModelAdministration:
         """
         host_id = self._store_of(request).host_id
         log.info("an operator has a model pulled", model=request.name, host_id=host_id)
-        return await self._ask_store(host_id, host_pb2.HostCommand(pull=request, term=self._term))
+        command = self._new_command()
+        command.pull.CopyFrom(request)
+        return await self._ask_store(host_id, command)
 
     async def remove(self, request: model_pb2.RemoveModelRequest) -> model_pb2.StoreJob:
         """Have a host delete a model of its store; raises as `pull`."""
         host_id = self._store_of(request).host_id
         log.info("an operator has a model removed", model=request.name, host_id=host_id)
-        return await self._ask_store(host_id, host_pb2.HostCommand(remove=request, term=self._term))
+        command = self._new_command()
+        command.remove.CopyFrom(request)
+        return await self._ask_store(host_id, command)
 
     async def verify(self, request: model_pb2.VerifyModelRequest) -> model_pb2.StoreJob:
         """Have a host read models of its store again; raises as `pull`."""
         host_id = self._store_of(request).host_id
-        return await self._ask_store(host_id, host_pb2.HostCommand(verify=request, term=self._term))
+        command = self._new_command()
+        command.verify.CopyFrom(request)
+        return await self._ask_store(host_id, command)
 
     def _store_of(
         self, request: model_pb2.PullRequest | model_pb2.RemoveModelRequest | model_pb2.VerifyModelRequest
     ) -> HostView:
-        if request.name:
-            self._check_own(request.name)
+        self._check_own(request.name)
         return self._named(request.host_id) if request.host_id else self._only("which host's store is meant?")
 
     def _check_own(self, name: str) -> None:
-        """Raises NotFound for a model that another scheduler has."""
-        if self._models and name not in self._models:
-            raise NotFound(f"no host knows a model {name[:200]!r}", reason="UNKNOWN_MODEL")
+        """Raises NotOursError for a model that another scheduler has. One has what names no model."""
+        if not self._partition.has(name):
+            raise NotOursError(f"another scheduler has the model {name[:200]!r}", reason="UNKNOWN_MODEL")
+
+    def _new_command(self) -> host_pb2.HostCommand:
+        return host_pb2.HostCommand(term=self._term, partition=self._partition.name)
 
     def _host_for(self, request: model_pb2.LoadModelRequest) -> HostView:
         if not request.path:

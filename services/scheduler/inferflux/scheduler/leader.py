@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, JobConsumer
 from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.partitions import Partition
 from inferflux.common.tasks import Background, cancel_all
 from inferflux.common.tracing import Tracer
 from inferflux.v1 import scheduler_pb2, worker_pb2
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logs.get("scheduler")
 
-_GAUGE_INTERVAL_S = 1.0
-
 
 class Leader:
     """The core, and everything that reaches it and that it does, on one event loop.
@@ -49,6 +48,7 @@ class Leader:
     when the lease is renewed, and dropped when another scheduler leads.
 
     Args:
+        partition: of the models, which it leads.
         term: of the lease.
         is_lease_held: whether no other scheduler can lead now.
         known_workers: those that have sent heartbeats; once all of them send one again, dispatching starts.
@@ -65,6 +65,7 @@ class Leader:
         clock: Callable[[], float],
         tracer: Tracer,
         *,
+        partition: Partition,
         term: int,
         is_lease_held: Callable[[], bool],
         known_workers: Collection[str],
@@ -75,6 +76,7 @@ class Leader:
         self._bus = bus
         self._metrics = metrics
         self._clock = clock
+        self._partition = partition
         self._term = term
         self._is_lease_held = is_lease_held
         self._is_bus_whole = True
@@ -92,7 +94,7 @@ class Leader:
             ordinary_share=settings.fairness_ordinary_share,
             fairness=settings.fairness,
             term=term,
-            models=settings.model_names,
+            partition=partition,
         )
         self.core.expect(known_workers)
         self._jobs: JobConsumer | None = None
@@ -123,12 +125,12 @@ class Leader:
             Unavailable: another scheduler has taken the queue over, or there is none; or the core raised, and
                 leading has to begin anew.
             DeadlineExceeded: JetStream does not answer.
-            InvalidArgument: another partition has some of the models.
+            InvalidArgument: models are divided into another number of partitions.
         """
         async with contextlib.AsyncExitStack() as exits:
             await self.announce()
             exits.push_async_callback(self._performer.close)
-            is_alone = not self._settings.model_names
+            is_alone = self._partition.is_whole
             cancels = await serve_cancels(self._bus, self.guard, self._metrics, is_alone=is_alone)
             exits.push_async_callback(cancels.close)
             readers = await serve_readers(self._bus, self.guard, self._metrics, is_alone=is_alone)
@@ -138,6 +140,7 @@ class Leader:
                 self.core,
                 self._clock,
                 leader=self._settings.id,
+                partition=self._partition,
                 term=self._term,
                 not_ready=self._not_ready,
             )
@@ -151,15 +154,13 @@ class Leader:
                 self._clock,
                 is_lease_held=self._is_lease_held,
                 is_alone=is_alone,
-                models=self._settings.model_names,
+                partition=self._partition,
                 guarded=lambda what, work: self.guard.ask(what, lambda _core, _now: work()),
                 background=asked,
             )
             exits.push_async_callback(admin.close)
             if self._settings.policy == "fair":
-                shares = SharesStore(
-                    self._bus.key_value(subjects.SCHEDULERS_BUCKET), self._settings.partition
-                )
+                shares = SharesStore(self._bus.key_value(subjects.SCHEDULERS_BUCKET), self._partition)
                 await shares.load(self.core.ledger)
                 exits.push_async_callback(shares.keep, self.core.ledger)
             else:
@@ -230,17 +231,14 @@ class Leader:
 
     async def announce(self) -> None:
         """Publish to the workers that this scheduler leads; they answer with heartbeats."""
-        notice = worker_pb2.LeaderNotice(
-            partition=self._settings.partition, term=self._term, models=self._settings.model_names
-        )
+        notice = worker_pb2.LeaderNotice(partition=self._partition.name, term=self._term)
         await self._bus.publish(subjects.SCHEDULER_LEADER, notice.SerializeToString())
 
     async def _consume_jobs(self) -> JobConsumer:
         return await self._bus.consume_jobs(
             max_outstanding=self._settings.queue_limit,
             ack_wait_s=self._settings.ack_wait_s,
-            partition=self._settings.partition,
-            models=self._settings.model_names,
+            partition=self._partition,
         )
 
     async def _has_all_jobs(self) -> bool:
@@ -270,13 +268,9 @@ class Leader:
             self._performer.perform(todo)
 
     async def _tick_for_ever(self) -> None:
-        gauges_due_s = 0.0
         while True:
             self._is_bus_whole &= self._bus.is_connected
             self.guard.decide("the passing of time", self._on_tick)
-            if (now := self._clock()) >= gauges_due_s:
-                gauges_due_s = now + _GAUGE_INTERVAL_S
-                self._metrics.observe(self.core, now)
             await asyncio.sleep(self._settings.tick_interval_s)
 
     def _on_reconnect(self, core: SchedulerCore, now: float) -> list[Action]:

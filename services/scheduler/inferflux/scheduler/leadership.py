@@ -11,6 +11,7 @@ import uuid
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
+from inferflux.common.partitions import Partition
 
 from .core.lease import Lease, LeaseTimes, Read, Role, Write
 
@@ -29,11 +30,11 @@ class Leadership:
         lease_s: how long a lease stands that is not renewed.
     """
 
-    def __init__(self, bus: Bus, *, holder: str, partition: str, lease_s: float) -> None:
+    def __init__(self, bus: Bus, *, holder: str, partition: Partition, lease_s: float) -> None:
         self._bucket = bus.key_value(subjects.SCHEDULERS_BUCKET)
         self._key = subjects.scheduler_lease(partition)
         self._lease = Lease(holder, uuid.uuid4().hex, LeaseTimes(lease_s))
-        self._log = log.bind(partition=partition)
+        self._log = log.bind(partition=partition.name)
         self._role = Role.STANDBY
         self._leads = asyncio.Event()
         self._does_not_lead = asyncio.Event()
@@ -82,6 +83,10 @@ class Leadership:
         """A worker has seen this term."""
         self._lease.on_term(term, time.monotonic())
         self._follow()
+
+    def want(self, is_wanted: bool) -> None:
+        """Say whether this process is to lead rather than others that live."""
+        self._lease.want(is_wanted)
 
     def leave(self, *, pause_s: float = 0.0) -> None:
         """Stop leading, let the next know, and claim nothing for `pause_s` seconds."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from inferflux.common.bad_messages import BadMessages
@@ -12,6 +15,7 @@ from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
 from .core.slots import Start
 
+_ON_WORKERS = frozenset({JobState.DISPATCHING, JobState.RUNNING})
 _OUTCOMES = ("stop", "length", "cancelled", "finished", "duplicate")
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _TOKEN_BUCKETS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
@@ -140,26 +144,22 @@ class SchedulerMetrics:
                 ("kind",),
             )
         )
-        self.is_leader = gauge("scheduler_is_leader", "1 while this scheduler leads, 0 while it stands by.")
+        self.is_leader = gauge(
+            "scheduler_is_leader",
+            "Partitions of the models that this scheduler leads: 1 while it leads all, 0 while it stands by.",
+        )
         self.term = gauge(
             "scheduler_term",
-            "Term of the lease: the current one of a leader, the last one of a former leader.",
+            "Term of the lease: the current one of a leader, the last one of a former leader; the last that "
+            "was taken, where it leads several partitions.",
         )
-        self.takeovers = counter("scheduler_takeovers", "Times that this scheduler became the leader.")
+        self.takeovers = counter("scheduler_takeovers", "Times that this scheduler became a leader.")
         self._models: set[str] = set()
 
     def lead(self, term: int) -> None:
-        """This scheduler leads now."""
-        self.is_leader.set(1)
+        """This scheduler leads a partition from now on."""
         self.term.set(term)
         self.takeovers.inc()
-
-    def stand_by(self) -> None:
-        """It does not lead: queue and workers are not its own any more."""
-        self.is_leader.set(0)
-        self._keep_models(set())
-        for gauge in (self.suspects, self.oldest_wait, self.workers, self.free_slots, self.hosts):
-            gauge.set(0)
 
     def count_lookups(self, outcome: str, prompts: int = 1) -> None:
         self.lookups.labels(outcome).inc(prompts)
@@ -174,24 +174,29 @@ class SchedulerMetrics:
     def count_end(self, outcome: str) -> None:
         self.ended.labels(outcome if outcome in _OUTCOMES else "failed").inc()
 
-    def observe(self, core: SchedulerCore, now: float) -> None:
-        """Bring the gauges up to date."""
-        waiting = {model: len(queue) for model, queue in core.queue.models.items()}
-        running: dict[str, int] = {}
-        for job in core.jobs.values():
-            if job.state in (JobState.DISPATCHING, JobState.RUNNING):
-                running[job.model] = running.get(job.model, 0) + 1
-        self.suspects.set(sum(job.is_suspect for job in core.jobs.values()))
+    def observe(self, cores: Collection[SchedulerCore], now: float) -> None:
+        """Bring the gauges up to date.
+
+        Args:
+            cores: of the partitions that it leads.
+        """
+        waiting: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        for core in cores:
+            waiting.update({model: len(queue) for model, queue in core.queue.models.items()})
+            running.update(job.model for job in core.jobs.values() if job.state in _ON_WORKERS)
+        self.is_leader.set(len(cores))
+        self.suspects.set(sum(job.is_suspect for core in cores for job in core.jobs.values()))
         self._keep_models({*waiting, *running})
         for model in self._models:
-            self.depth.labels(model).set(waiting.get(model, 0))
-            self.waiting.labels(model).set(waiting.get(model, 0))
-            self.running.labels(model).set(running.get(model, 0))
-        oldest_s = core.queue.oldest_enqueued_s()
-        self.oldest_wait.set(0 if oldest_s is None else max(0.0, now - oldest_s))
-        workers = core.table.workers.values()
+            self.depth.labels(model).set(waiting[model])
+            self.waiting.labels(model).set(waiting[model])
+            self.running.labels(model).set(running[model])
+        oldest = [core.queue.oldest_enqueued_s() for core in cores]
+        self.oldest_wait.set(max((now - at for at in oldest if at is not None and at < now), default=0))
+        workers = [worker for core in cores for worker in core.table.workers.values()]
         self.workers.set(len(workers))
-        self.hosts.set(len(core.hosts))
+        self.hosts.set(max((len(core.hosts) for core in cores), default=0))
         self.free_slots.set(sum(w.free_slots for w in workers if w.admits(Start.NEW)))
 
     def _keep_models(self, models: set[str]) -> None:

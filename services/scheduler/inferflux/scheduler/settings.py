@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common import subjects
+from inferflux.common.partitions import SHARDS
 from inferflux.common.settings import ServiceSettings, SubjectToken, setting, unique_name
 
 from .core.fairness import FairnessSettings
 from .core.limits import Limits
 from .core.policies import PolicyName
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """The names of a list, JSON or with commas between, each once, sorted."""
-    names = json.loads(text) if text.lstrip().startswith("[") else text.split(",")
-    if not all(isinstance(name, str) for name in names):
-        raise ValueError("must be a list of names")
-    return tuple(sorted({name.strip() for name in names} - {""}))
 
 
 class SchedulerSettings(ServiceSettings):
@@ -34,11 +25,13 @@ class SchedulerSettings(ServiceSettings):
         description="its name among the schedulers, unique: 1-64 of A-Z a-z 0-9 _ -. "
         "One that starts again under its name leads at once",
     )
-    partition: SubjectToken = setting(
-        subjects.ALL_MODELS,
-        "the part of the models it leads, by name: see [several schedulers](#several-schedulers)",
+    partitions: int = setting(
+        1,
+        "parts that models are divided into, each with a leader: the same for all schedulers. See "
+        "[several schedulers](#several-schedulers)",
+        ge=1,
+        le=SHARDS,
     )
-    models: str = setting("", "the models of its partition, with commas between or as JSON; empty is all")
     lease_s: float = setting(
         1.5,
         "a standby replaces a leader that has not renewed its lease for this long",
@@ -181,19 +174,6 @@ class SchedulerSettings(ServiceSettings):
         le=3600,
         expert=True,
     )
-
-    @field_validator("models")
-    @classmethod
-    def _are_names_of_a_named_partition(cls, value: str, info: ValidationInfo) -> str:
-        if _names(value) and info.data.get("partition") == subjects.ALL_MODELS:
-            variable = "INFERFLUX_SCHEDULER_PARTITION"
-            raise ValueError(f"only some models: their partition needs a name of its own ({variable})")
-        return value
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """The models of the partition; empty: all."""
-        return _names(self.models)
 
     @property
     def fairness(self) -> FairnessSettings:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from inferflux.common import logs, subjects
 from inferflux.common.errors import InferFluxError
+from inferflux.common.partitions import Partition
 
 from .admin import Entry
 from .core.ledger import Ledger
@@ -31,7 +32,7 @@ class SharesStore:
     Failures are logged: no request waits for shares.
     """
 
-    def __init__(self, bucket: Bucket, partition: str) -> None:
+    def __init__(self, bucket: Bucket, partition: Partition) -> None:
         self._bucket = bucket
         self._key = subjects.tenant_shares(partition)
         self._revision = 0

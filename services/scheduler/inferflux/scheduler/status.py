@@ -8,6 +8,7 @@ from collections.abc import Callable
 from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument
+from inferflux.common.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
 from .core.assignments import Assignment, UnownedRequest
@@ -65,6 +66,7 @@ async def serve_status(
     clock: Callable[[], float],
     *,
     leader: str,
+    partition: Partition,
     term: int,
     not_ready: Callable[[], str],
 ) -> Subscription:
@@ -80,7 +82,7 @@ async def serve_status(
         except InvalidArgument:
             asked = scheduler_pb2.SchedulerStatusRequest()
         status = describe(core, clock(), with_workers=not asked.without_workers)
-        status.leader, status.term = leader, term
+        status.leader, status.term, status.partition = leader, term, partition.name
         status.not_ready = not_ready()
         await message.respond(fit(status, bus.max_payload))
 

@@ -14,6 +14,7 @@ from inferflux.common.free_memory import free_bytes
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
 from inferflux.common.tasks import cancel_all
+from inferflux.common.terms import SeenTerms
 from inferflux.common.tracing import OFF, open_tracer
 
 from .catalog import Catalog, Wish
@@ -86,16 +87,18 @@ class Worker:
             on_gone=witness.forget,
         )
         self._store = HostStore(settings, self.host, on_change=self._report)
+        terms = SeenTerms()
         self._reports = HostStatusReports(
             process.bus,
             self._state,
             catalog,
+            terms,
             idle_s=settings.models_idle_s,
             interval_s=settings.heartbeat_interval_s,
             store_jobs=self._store.jobs.messages,
         )
         self._intake = HostIntake(
-            process.bus, self._state, self.host, self._store, process.emitter, process.metrics.bad
+            process.bus, settings.id, terms, self.host, self._store, process.emitter, process.metrics.bad
         )
 
     async def run(self, shutdown: Shutdown) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 
-from inferflux.common import checks, logs, subjects
+from inferflux.common import checks, logs, partitions, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.tasks import Background
+from inferflux.common.terms import SeenTerms
 from inferflux.common.wanted_notices import parse_wanted
 from inferflux.v1 import host_pb2
 
@@ -17,7 +18,6 @@ from .catalog import Known
 from .emit import Emitter
 from .host import Host
 from .store.host_store import HostStore
-from .worker_state import WorkerState
 
 log = logs.get("worker.host")
 
@@ -27,14 +27,22 @@ class HostIntake:
     again.
 
     Args:
-        state: of the host: the latest term counts.
+        terms: the latest one of each partition counts.
     """
 
     def __init__(
-        self, bus: Bus, state: WorkerState, host: Host, store: HostStore, emitter: Emitter, bad: BadMessages
+        self,
+        bus: Bus,
+        host_id: str,
+        terms: SeenTerms,
+        host: Host,
+        store: HostStore,
+        emitter: Emitter,
+        bad: BadMessages,
     ) -> None:
         self._bus = bus
-        self._state = state
+        self._host_id = host_id
+        self._terms = terms
         self._host = host
         self._store = store
         self._emitter = emitter
@@ -42,7 +50,7 @@ class HostIntake:
         self._background = Background()
 
     async def listen(self) -> None:
-        await self._bus.serve(subjects.host_command(self._state.worker_id), self._on_command)
+        await self._bus.serve(subjects.host_command(self._host_id), self._on_command)
         await self._bus.serve(subjects.WANTED_ALL, self._on_wanted)
 
     async def close(self) -> None:
@@ -68,7 +76,8 @@ class HostIntake:
 
     async def _answer(self, command: host_pb2.HostCommand, message: Message) -> None:
         try:
-            if not self._state.accepts(command.term, time.time_ns() // 1_000_000):
+            partition = partitions.parse(command.partition).name
+            if not self._terms.accepts(partition, command.term, time.time_ns() // 1_000_000):
                 raise Aborted(f"term {command.term} does not count", reason="OLD_TERM")
             reply = await self._reply(command)
         except InferFluxError as error:

@@ -9,6 +9,7 @@ from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
 from inferflux.common.hosts import MAX_REASON_BYTES
+from inferflux.common.terms import SeenTerms
 from inferflux.v1 import host_pb2, model_pb2
 
 from .catalog import Catalog
@@ -24,6 +25,7 @@ class HostStatusReports:
     """Publishes the status of a host.
 
     Args:
+        terms: of schedulers, that its commands came under.
         idle_s: after which an unused model is unloaded; 0: only to make room.
     """
 
@@ -32,6 +34,7 @@ class HostStatusReports:
         bus: Bus,
         state: WorkerState,
         catalog: Catalog,
+        terms: SeenTerms,
         *,
         idle_s: float,
         interval_s: float,
@@ -40,6 +43,7 @@ class HostStatusReports:
         self._bus = bus
         self._state = state
         self._catalog = catalog
+        self._terms = terms
         self._store_jobs = store_jobs
         self._idle_s = idle_s
         self._interval_s = interval_s
@@ -59,7 +63,7 @@ class HostStatusReports:
             models=[known.to_message(reason_bytes=self._reason_bytes()) for known in catalog],
             started_unix_ms=state.started_unix_ms,
             idle_s=self._idle_s,
-            term=state.term,
+            terms=self._terms.by_partition,
             store_jobs=self._store_jobs(),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from inferflux.common import checks, logs, subjects
+from inferflux.common import checks, logs, partitions, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.cancel_notices import parse_cancel
@@ -148,11 +148,11 @@ class Intake:
     async def on_leader(self, message: Message) -> None:
         try:
             notice = checks.decode(worker_pb2.LeaderNotice, message.data)
+            partition = partitions.parse(notice.partition)
         except InvalidArgument as error:
             self._bad.note("leader", error, subject=message.subject)
             return
-        is_ours = not notice.models or self._model.name in notice.models
-        if is_ours and self._accepts(notice.term):
+        if partition.has(self._model.name) and self._accepts(notice.term):
             await self._heartbeat.beat()
 
     async def on_cancel(self, message: Message) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 import nats.errors
 
@@ -29,6 +29,7 @@ from inferflux.common.bus.serving import (
 from inferflux.common.bus.token_stream import TokenSubscription
 from inferflux.common.errors import InferFluxError, Unavailable, from_code
 from inferflux.common.images import MAX_OBJECT_BYTES
+from inferflux.common.partitions import WHOLE, Partition
 from inferflux.common.sounds import MAX_SOUND_BYTES
 from inferflux.common.stream_limits import StreamLimits
 from inferflux.common.tls import TlsFiles
@@ -213,6 +214,19 @@ class Bus:
             raise _refusal(reply)
         return reply.data
 
+    async def request_many(
+        self, subject: str, payload: bytes, *, timeout_s: float, is_last: Callable[[bytes], bool]
+    ) -> list[bytes]:
+        """Ask, and wait for the answers of all that serve the subject: until `is_last` says so of one, or
+        `timeout_s` is over. Refusals are left out.
+
+        Raises: as `request`, where nobody answers.
+        """
+        replies = await self._link.request_many(
+            subject, payload, timeout_s=timeout_s, is_last=lambda reply: is_last(reply.data)
+        )
+        return [reply.data for reply in replies if ERROR_CODE_HEADER not in reply.headers]
+
     async def serve(
         self, subject: str, handler: Callable[[Message], Awaitable[None]], *, queue: str = ""
     ) -> Subscription:
@@ -272,8 +286,7 @@ class Bus:
         *,
         max_outstanding: int,
         ack_wait_s: float = 60,
-        partition: str = subjects.ALL_MODELS,
-        models: Sequence[str] = (),
+        partition: Partition = WHOLE,
     ) -> JobConsumer:
         """Take over the work queue, or a partition's part: every job not acknowledged yet is delivered,
         oldest first.
@@ -281,17 +294,14 @@ class Bus:
         The consumer that had it before ends with Unavailable (CONSUMER_TAKEN_OVER). At most
         `max_outstanding` jobs are held unacknowledged.
 
-        Args:
-            models: those of the partition; none: all.
-
         Raises:
             Unavailable, DeadlineExceeded: JetStream or the stream is not there.
-            InvalidArgument: another partition has some of these models (PARTITIONS_OVERLAP).
+            InvalidArgument: models are divided into another number of partitions (PARTITIONS_OVERLAP).
         """
         consumer = JobConsumer(
             self._link,
             name=subjects.scheduler_consumer(partition),
-            filters=[subjects.jobs(model) for model in models],
+            filters=subjects.jobs_of(partition),
             max_outstanding=max_outstanding,
             ack_wait_s=ack_wait_s,
         )

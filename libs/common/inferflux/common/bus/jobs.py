@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inferflux.common import logs, metrics, subjects
+from inferflux.common import logs, metrics, partitions, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
@@ -408,9 +408,8 @@ def _no_queue() -> Unavailable:
 
 
 def _overlap() -> InvalidArgument:
-    variables = "INFERFLUX_SCHEDULER_PARTITION, INFERFLUX_SCHEDULER_MODELS"
     message = (
-        f"a scheduler of another partition takes jobs of the same models ({variables}); "
-        f"if none runs any more, wait {_INACTIVE_S:g} s"
+        f"models are divided into another number of partitions ({partitions.VARIABLE}) by a scheduler that "
+        f"takes the same jobs; if none runs any more, wait {_INACTIVE_S:g} s"
     )
-    return InvalidArgument(message, field="INFERFLUX_SCHEDULER_MODELS", reason="PARTITIONS_OVERLAP")
+    return InvalidArgument(message, field=partitions.VARIABLE, reason="PARTITIONS_OVERLAP")

@@ -187,14 +187,37 @@ class Link:
             raise DeadlineExceeded(message, reason="BUS_TIMEOUT") from None
         finally:
             close()
-        if reply.status == LOST:
-            message = f"the connection to NATS broke while {subject} was asked"
-            raise DeadlineExceeded(message, reason="CONNECTION_LOST")
-        if reply.status == _REFUSED:
-            raise Internal(f"NATS does not let this user publish to {subject}", reason=NATS_FORBIDDEN)
-        if reply.status == 503 and not reply.data:
-            raise Unavailable(f"no subscriber answers on {subject}", reason="NO_RESPONDERS")
-        return reply
+        return _checked(reply, subject)
+
+    async def request_many(
+        self, subject: str, payload: bytes, *, timeout_s: float, is_last: Callable[[Reply], bool]
+    ) -> list[Reply]:
+        """One request, the replies of all: until `is_last` says so of one, or `timeout_s` is over.
+
+        Raises: as `request`, where there is no reply.
+        """
+        if not self.is_connected:
+            raise Unavailable("not connected to NATS", reason="NOT_CONNECTED")
+        replies: list[Reply] = []
+        done = asyncio.Event()
+
+        def on_reply(reply: Reply) -> None:
+            replies.append(reply)
+            if reply.status or is_last(reply):
+                done.set()
+
+        inbox, close = self.open_inbox(subject, on_reply)
+        try:
+            self.send(subject, payload, inbox)
+            async with asyncio.timeout(timeout_s):
+                await done.wait()
+        except TimeoutError:
+            if not replies:
+                message = f"no answer on {subject} in {timeout_s:g} s"
+                raise DeadlineExceeded(message, reason="BUS_TIMEOUT") from None
+        finally:
+            close()
+        return [_checked(reply, subject) for reply in replies]
 
     def open_inbox(self, subject: str, on_reply: Callable[[Reply], None]) -> tuple[str, Callable[[], None]]:
         """A reply subject for what is asked on `subject`, and the function that closes it."""
@@ -254,3 +277,15 @@ class Link:
         if on_reply is not None:
             status, decoded = decode_headers(headers)
             on_reply(Reply(status, decoded, data))
+
+
+def _checked(reply: Reply, subject: str) -> Reply:
+    """Raises what a reply of the server says, which is none of whom was asked."""
+    if reply.status == LOST:
+        message = f"the connection to NATS broke while {subject} was asked"
+        raise DeadlineExceeded(message, reason="CONNECTION_LOST")
+    if reply.status == _REFUSED:
+        raise Internal(f"NATS does not let this user publish to {subject}", reason=NATS_FORBIDDEN)
+    if reply.status == 503 and not reply.data:
+        raise Unavailable(f"no subscriber answers on {subject}", reason="NO_RESPONDERS")
+    return reply

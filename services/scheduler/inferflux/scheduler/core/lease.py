@@ -148,6 +148,8 @@ class Lease:
         # No later term is believed; nothing is before the time is known.
         self._latest_term = 0
         self._claim_from_s = 0.0
+        # Whether this process is to lead; else it leads only where none that is to does.
+        self._is_wanted = True
 
     @property
     def is_leader(self) -> bool:
@@ -235,6 +237,11 @@ class Lease:
         if self.role is Role.LEADER and term > self.term:
             self.leave(now)
 
+    def want(self, is_wanted: bool) -> None:
+        """Say whether this process is to lead rather than others: if not, it leaves them the time of another
+        lease before it claims one that is free, or stands unchanged."""
+        self._is_wanted = is_wanted
+
     def leave(self, now: float, *, claim_from_s: float = 0.0) -> None:
         """Stop leading at once, and tell the others. Nothing is claimed from here before `claim_from_s`."""
         self._claim_from_s = claim_from_s
@@ -253,12 +260,15 @@ class Lease:
             self._must_read, self.due_s = True, now + self.times.poll_s
 
     def _may_claim(self, seen: _Seen, now: float, *, is_first: bool) -> bool:
+        age_s = now - seen.since_s
+        if not self._is_wanted:
+            return age_s >= 2 * self.times.duration_s
         if seen.record is None:
             is_free = is_first
         else:
             own_name = is_first and seen.record.holder == self._own.holder
             is_free = not seen.record.holder or own_name or seen.record.incarnation == self._own.incarnation
-        return is_free or now - seen.since_s >= self.times.duration_s
+        return is_free or age_s >= self.times.duration_s
 
     def _write_over(self, revision: int, now: float) -> None:
         self._revision = revision

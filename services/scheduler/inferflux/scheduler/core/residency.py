@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from inferflux.common import load_retries
 from inferflux.common.errors import InferFluxError
+from inferflux.common.partitions import WHOLE, Partition
 from inferflux.v1 import host_pb2
 
 from . import actions, outcomes
@@ -73,11 +74,11 @@ class Residency:
     Args:
         wait_s: how long requests wait for a model before a model in use makes room for it; and the least time
             that a model stays loaded.
-        models: that this scheduler has; empty: all. It does not see who uses others.
+        partition: of the models, which this scheduler has. It does not see who uses others.
     """
 
-    def __init__(self, state: SchedulerState, *, wait_s: float, models: Collection[str] = ()) -> None:
-        self._models = frozenset(models)
+    def __init__(self, state: SchedulerState, *, wait_s: float, partition: Partition = WHOLE) -> None:
+        self._partition = partition
         self.hosts = HostTable()
         self._state = state
         self._wait_s = wait_s
@@ -190,13 +191,18 @@ class Residency:
     def _load(self, host: HostView, model: str) -> Action:
         self._plans.pop(model, None)
         host.loads.add(model)
-        command = host_pb2.HostCommand(load=host_pb2.LoadHostedModel(name=model), term=self._state.term)
+        command = self._new_command()
+        command.load.name = model
         return actions.CommandHost(host.host_id, model, command, "load", "wanted")
 
     def _unload(self, host: HostView, model: str, why: str) -> Action:
         host.unloads.add(model)
-        command = host_pb2.HostCommand(unload=host_pb2.UnloadHostedModel(name=model), term=self._state.term)
+        command = self._new_command()
+        command.unload.name = model
         return actions.CommandHost(host.host_id, model, command, "unload", why)
+
+    def _new_command(self) -> host_pb2.HostCommand:
+        return host_pb2.HostCommand(term=self._state.term, partition=self._partition.name)
 
     # Room
 
@@ -291,8 +297,7 @@ class Residency:
         return out
 
     def _may_unload(self, host: HostView, model: str) -> bool:
-        is_ours = not self._models or model in self._models
-        return is_ours and not host.models[model].is_pinned and model not in host.unloads
+        return self._partition.has(model) and not host.models[model].is_pinned and model not in host.unloads
 
     # Failures
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from inferflux.common.errors import InferFluxError, NotFound
+from inferflux.common.partitions import WHOLE, Partition
 from inferflux.v1 import generation_pb2, host_pb2, scheduler_pb2, worker_pb2
 
 from . import actions, outcomes
@@ -57,7 +58,7 @@ class SchedulerCore:
         aging_s: seconds of waiting that are worth one level of priority.
         tenant_weights: shares under the policy `fair`; 1 for who is not in it.
         ordinary_share: of a model's slots, guaranteed to requests that are not urgent, under `priority`.
-        models: that it schedules; empty: all. It has hosts unload no others.
+        partition: of the models, which it schedules. It has hosts unload no others.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class SchedulerCore:
         fairness: FairnessSettings | None = None,
         term: int = 0,
         ordinary_share: float = 0.25,
-        models: Collection[str] = (),
+        partition: Partition = WHOLE,
     ) -> None:
         self.policy = policy
         weights = dict(tenant_weights or {})
@@ -103,7 +104,7 @@ class SchedulerCore:
         self._reports = WorkerReports(self._state)
         self._answers = BatchAnswers(self._state, self._planner, self._reports)
         self._arrivals = Arrivals(self._state, self._planner, self._reports.rates, now)
-        self._residency = Residency(self._state, wait_s=limits.model_wait_s, models=models)
+        self._residency = Residency(self._state, wait_s=limits.model_wait_s, partition=partition)
         self._unserved = UnservedModels(self._state, self._residency.is_expected)
         self._started_s = now
         self._ticked_s = now

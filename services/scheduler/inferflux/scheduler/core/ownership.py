@@ -1,0 +1,73 @@
+"""Which scheduler should lead which partition (pure).
+
+Every scheduler publishes now and then that it lives. All that live are given a weight for a partition by a
+hash of both names, and the one of the highest weight is to lead it: rendezvous hashing (Thaler and
+Ravishankar, "Using name-based mappings to increase hit rates", 1998). When a scheduler joins or leaves, only
+the partitions move that it gets or had.
+
+This is advice alone: the lease of a partition decides who leads it. Two schedulers that see different members
+ask for the same lease, and one gets it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+# A scheduler is gone that was silent for this many of the intervals that it publishes at.
+_MISSED = 3
+# Who has just started, or was cut off, listens for this many intervals before it counts on what it has heard.
+_LISTENS = 2
+
+
+@lru_cache(maxsize=4096)
+def owner_of(partition: str, schedulers: tuple[str, ...]) -> str:
+    """The scheduler that is to lead a partition; "" without any."""
+    return max(schedulers, key=lambda name: (_weight(partition, name), name), default="")
+
+
+def _weight(partition: str, scheduler: str) -> bytes:
+    return hashlib.blake2b(f"{partition} {scheduler}".encode(), digest_size=8).digest()
+
+
+class Members:
+    """The schedulers that live, as one of them sees it.
+
+    Args:
+        name: this one's; it lives.
+        interval_s: how often each publishes that it lives.
+    """
+
+    def __init__(self, name: str, interval_s: float, now: float) -> None:
+        self._name = name
+        self._interval_s = interval_s
+        self._seen_s: dict[str, float] = {}
+        self._listens_until_s = now + _LISTENS * interval_s
+
+    def on_alive(self, name: str, now: float) -> None:
+        """A scheduler has published that it lives."""
+        self._seen_s[name] = now
+
+    def on_left(self, name: str) -> None:
+        """It has published that it leaves."""
+        self._seen_s.pop(name, None)
+
+    def on_reconnect(self, now: float) -> None:
+        """Nothing was heard for a while: silence until now says nothing."""
+        self._listens_until_s = now + _LISTENS * self._interval_s
+        self._seen_s = dict.fromkeys(self._seen_s, now)
+
+    def live(self, now: float) -> tuple[str, ...]:
+        """Names of those that live, this one among them, in order."""
+        oldest_s = now - _MISSED * self._interval_s
+        self._seen_s = {name: at for name, at in self._seen_s.items() if at >= oldest_s}
+        return tuple(sorted({self._name, *self._seen_s}))
+
+    def is_owner(self, partition: str, now: float) -> bool:
+        """Whether this scheduler is to lead a partition. Until it has listened for a while, it is not sure of
+        any."""
+        return now >= self._listens_until_s and owner_of(partition, self.live(now)) == self._name
+
+    def has_better_owner(self, partition: str, now: float) -> bool:
+        """Whether another scheduler that lives is to lead it."""
+        return now >= self._listens_until_s and owner_of(partition, self.live(now)) != self._name
