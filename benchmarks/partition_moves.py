@@ -2,10 +2,10 @@
 
     python -m benchmarks.partition_moves [--rounds 3] [--json FILE]
 
-A stack with two schedulers, eight partitions, and workers without a model (docs/operations.md). Short requests
-are sent one every 20 ms. The scheduler that leads their model's partition leaves in order, starts again and
-takes the partition back, and is killed (SIGKILL), in turn. Prints, for each, the longest time that a request
-waited for its first token, and how many failed; beside that of a window in which nothing happens.
+A stack with two schedulers, eight partitions, and workers without a model (docs/operations.md). A short
+request is sent every 20 ms. The scheduler that leads their model's partition leaves in order, starts again
+and takes the partition back, and is killed (SIGKILL), in turn. Prints, for each, the longest time that a
+request waited for its first token, and how many failed; beside that of a window in which nothing happens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command_line import add_json, make_parser, positive, write_json
-from benchmarks.scheduling.ground import Ground, ground
+from benchmarks.scheduling.ground import Ground, ground, until_so
 from benchmarks.scheduling.streams import Underway, ends
 from benchmarks.stats import median
 from inferflux.cli.stack import StackOptions
@@ -48,10 +48,11 @@ async def _leader(on: Ground) -> str:
 
 
 async def _until_leader(on: Ground, wanted: Callable[[str], bool]) -> str:
-    async with asyncio.timeout(_LIMIT_S):
-        while not wanted(leader := await _leader(on)):
-            await asyncio.sleep(0.2)
-    return leader
+    async def is_so() -> bool:
+        return wanted(await _leader(on))
+
+    await until_so(is_so)
+    return await _leader(on)
 
 
 async def _longest_wait_s(on: Ground, event: Callable[[], Awaitable[None]]) -> tuple[float, int]:

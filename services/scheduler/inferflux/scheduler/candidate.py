@@ -147,6 +147,7 @@ class Candidate:
         finally:
             self.leader = None
             await cancel_all({leading, lost})
+            self._metrics.stand_by()
 
     @property
     def readiness(self) -> tuple[bool, str]:

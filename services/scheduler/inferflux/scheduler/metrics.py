@@ -158,8 +158,13 @@ class SchedulerMetrics:
 
     def lead(self, term: int) -> None:
         """This scheduler leads a partition from now on."""
+        self.is_leader.inc()
         self.term.set(term)
         self.takeovers.inc()
+
+    def stand_by(self) -> None:
+        """It does not lead that partition any more."""
+        self.is_leader.dec()
 
     def count_lookups(self, outcome: str, prompts: int = 1) -> None:
         self.lookups.labels(outcome).inc(prompts)
@@ -185,7 +190,6 @@ class SchedulerMetrics:
         for core in cores:
             waiting.update({model: len(queue) for model, queue in core.queue.models.items()})
             running.update(job.model for job in core.jobs.values() if job.state in _ON_WORKERS)
-        self.is_leader.set(len(cores))
         self.suspects.set(sum(job.is_suspect for core in cores for job in core.jobs.values()))
         self._keep_models({*waiting, *running})
         for model in self._models:
