@@ -21,7 +21,7 @@ from inferflux.scheduler.core.ownership import owner_of
 from inferflux.v1 import scheduler_pb2
 
 COUNT = 4
-ENV = {"INFERFLUX_SCHEDULER_PARTITIONS": str(COUNT), "INFERFLUX_SCHEDULER_LEASE_S": "0.6"}
+ENV = {"INFERFLUX_SCHEDULER_PARTITIONS": str(COUNT), "INFERFLUX_SCHEDULER_LEASE_S": "1.0"}
 LIMIT_S = 30.0
 
 
