@@ -113,7 +113,7 @@ class SchedulerCore:
         self._holds: Timers[Job] = Timers()
         self._lost_jobs = LostJobs(limits.unowned_grace_s)
         # No other scheduler has models of its own.
-        self._is_alone = not models
+        self._is_alone = partition.is_whole
         # When the notices came.
         self._early_cancels: Recent[Attempt, float] = Recent(_CANCELS_REMEMBERED)
         self._reader_watch = ReaderWatch(limits.unread_limit_s, now)
