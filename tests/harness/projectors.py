@@ -141,6 +141,59 @@ def plane_projector(model_width: int) -> Gguf:
     )
 
 
+def deepseek_projector(model_width: int) -> Gguf:
+    """DeepSeek-V4's: how many cells an image has depends on where in the prompt it begins."""
+    marks = ("v.image_newline", *(f"v.token_embd.img_{mark}" for mark in ("start", "end", "pad")))
+    return _changed(
+        "deepseek4v",
+        {
+            **{name: _drawn(model_width) for name in marks},
+            "mm.1.weight": _drawn(model_width, 4 * _WIDTH),
+            "mm.1.bias": _drawn(model_width),
+            "mm.2.weight": _drawn(model_width, model_width),
+            "mm.2.bias": _drawn(model_width),
+        },
+        {"clip.vision.projector.scale_factor": u32(2), "clip.vision.image_min_pixels": u32(2)},
+        model_width,
+    )
+
+
+def hunyuan_projector(model_width: int) -> Gguf:
+    """HunyuanVL's: cells have positions in four dimensions, one of them the image's number."""
+    marks = ("mm.image_begin", "mm.image_end", "v.image_newline")
+    names = ("mm.model.fc.bias", "mm.pre_norm.weight", "mm.post_norm.weight", *marks)
+    return _changed(
+        "hunyuanvl",
+        {
+            **{name: _drawn(model_width) for name in names},
+            "mm.0.weight": _drawn(_FF, _WIDTH),
+            "mm.0.bias": _drawn(_FF),
+            "mm.2.weight": _drawn(model_width, _FF),
+            "mm.2.bias": _drawn(model_width),
+            "mm.model.fc.weight": _drawn(model_width, model_width),
+        },
+        {},
+        model_width,
+    )
+
+
+def aborting_projector(model_width: int) -> Gguf:
+    """Kimi-K2.5's without its scale: images are laid out, and libmtmd ends the process that encodes one."""
+    norms = ("mm.input_norm.weight", "mm.input_norm.bias", "mm.1.bias")
+    tensors = {name: _drawn(_WIDTH) for name in norms}
+    return _changed(
+        "kimik25",
+        {
+            **tensors,
+            "mm.1.weight": _drawn(_WIDTH, _WIDTH),
+            "mm.2.weight": _drawn(model_width, _WIDTH),
+            "mm.2.bias": _drawn(model_width),
+        },
+        {},
+        model_width,
+    )
+
+
 def audio_projector(model_width: int) -> Gguf:
     """Ultravox's: a whisper encoder of one layer; each begun half minute of a sound is a run of its own."""
     width, mel, stack = 32, 80, 4
