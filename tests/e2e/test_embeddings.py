@@ -162,6 +162,9 @@ async def test_documents_are_ranked_by_their_scores(client: AsyncClient, http: H
     assert len(cut) == 1
     with pytest.raises(InvalidArgument, match=rf"at most {CONTEXT}"):
         await client.rerank("berlin", ["pizza " * 100], model="ranker")
+    with pytest.raises(InvalidArgument) as refused:
+        await client.rerank("pizza " * 100, ["berlin"], model="ranker", truncate=True)
+    assert (refused.value.field, refused.value.reason) == ("query", "PROMPT_TOO_LONG")
 
 
 async def test_each_model_does_what_it_is_there_for(stack: Stack, client: AsyncClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -68,9 +69,20 @@ async def test_a_sound_is_stored_as_samples_and_its_tokens_are_counted(bus: Bus,
     assert (await intake.of([message(tone(31))], CARD)) == [long]
 
 
+def floats(value: float) -> bytes:
+    """A WAV file whose samples are floats."""
+    data = np.full(RATE, value, "<f4").tobytes()
+    form = struct.pack("<IHHIIHH", 16, 3, 1, RATE, 4 * RATE, 4, 32)
+    body = b"WAVEfmt " + form + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
 @pytest.mark.parametrize(
     ("sound", "said"),
     [
+        (floats(np.nan), "no numbers"),
+        (floats(-np.inf), "no numbers"),
+        (floats(1e20), "1000 times full scale"),
         (b"no sound at all", "no WAV or MP3"),
         (picture(1), "no WAV or MP3"),
         (tone(1)[:30], "broken"),

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from inferflux.common.errors import ResourceExhausted, Unavailable
+from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable
 from inferflux.common.tasks import Background
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
@@ -118,7 +118,13 @@ class Tokenizers:
         """
         work = tokenizer_pb2.TokenizeTexts(texts=texts, query=query, truncate=truncate)
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, texts=work)
-        answer = await self._model(digest).work(request, field=field)
+        try:
+            answer = await self._model(digest).work(request, field=field)
+        except InvalidArgument as error:
+            if query is None or error.reason != "PROMPT_TOO_LONG":
+                raise
+            # Documents are cut: the query alone can be too long.
+            raise InvalidArgument(error.message, field="query", reason=error.reason) from None
         return [tokens.ids for tokens in answer.texts.texts]
 
     async def detokenize(self, digest: str, token_ids: Sequence[int], *, field: str = "token_ids") -> str:

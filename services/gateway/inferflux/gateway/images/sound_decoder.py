@@ -21,6 +21,8 @@ from .decoder import run
 from .inputs import is_sound_file
 
 _LENGTH = struct.Struct("<I")
+# 1 is full scale. What is far louder overflows in projectors.
+_LOUDEST = 1000.0
 
 
 def main() -> None:
@@ -38,6 +40,8 @@ def decode(data: bytes, skeleton: Path, tokenizer: Path, *, most_s: int) -> byte
         ValueError: another format, broken, or too long; says which.
     """
     # Once the bounds are set.
+    import numpy as np
+
     from inferflux.common.llama.mtmd import Mtmd, MtmdError
     from inferflux.common.llama.vocab import Vocab, VocabError
 
@@ -54,6 +58,8 @@ def decode(data: bytes, skeleton: Path, tokenizer: Path, *, most_s: int) -> byte
             raise ValueError(f"it is {sound.count / rate:.1f} s long; at most {most / rate:.0f} s are taken")
         if not sound.count:
             raise ValueError("there are no samples in it")
+        if not np.abs(np.frombuffer(sound.pcm, "<f4")).max() <= _LOUDEST:  # so that NaN is refused too
+            raise ValueError(f"it has samples that are no numbers, or beyond {_LOUDEST:g} times full scale")
         layout = mtmd.layout(sound.count)
     except (MtmdError, VocabError) as error:
         raise ValueError(str(error)) from None
