@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -49,7 +50,10 @@ class PowerCut:
 
     def __enter__(self) -> Self:
         os.sync()
-        self._synced = {path: path.stat().st_size for path in self._files()}
+        self._synced = {}
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):  # the processes are at work
+                self._synced[path] = path.stat().st_size
         command = ["strace", "-f", "-y", "-s", "0", "-e", f"trace={_CALLS}", "-o", str(self._trace)]
         for pid in self._pids:
             command += ["-p", str(pid)]
@@ -72,12 +76,12 @@ class PowerCut:
         assert self._strace is not None
         self._strace.wait(10)
         dropped = {}
+        kept = self._kept()
         for path in self._files():
             size = path.stat().st_size
-            kept = self._kept().get(path, 0)
-            if kept < size:
-                os.truncate(path, kept)
-                dropped[str(path.relative_to(self._directory))] = size - kept
+            if kept.get(path, 0) < size:
+                os.truncate(path, kept.get(path, 0))
+                dropped[str(path.relative_to(self._directory))] = size - kept.get(path, 0)
         return dropped
 
     def _files(self) -> list[Path]:

@@ -11,7 +11,7 @@ from harness.bus_contract import JOBS, take, until
 from harness.nats_cluster import SERVERS, NatsCluster
 
 from inferflux.common import nats_users, subjects
-from inferflux.common.bus import Bus, JobConsumer, StreamLimits
+from inferflux.common.bus import Bus, JobConsumer, StreamLimits, healing
 from inferflux.common.errors import Unavailable
 from inferflux.common.servers import ServerProcess
 from inferflux.common.subjects import STREAMS
@@ -165,3 +165,20 @@ async def test_processes_are_told_when_another_server_leads_the_stream_of_tokens
         await healed.wait()
     assert other.is_connected
     await other.close()
+
+
+async def test_copies_that_a_server_lacks_are_told_of_until_it_has_them(
+    cluster: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(healing, "_CHECK_INTERVAL_S", 0.5)
+    bus = await Bus.connect(cluster.url(0, 1), name="test")
+    await bus.ensure_streams(StreamLimits())
+    cluster.kill(2)
+    async with asyncio.timeout(ELECTION_S):
+        while bus._healer.copies_behind != {f"{stream} on nats-2" for stream in STREAMS}:
+            await asyncio.sleep(0.1)
+    await cluster.start(2)
+    async with asyncio.timeout(ELECTION_S):
+        while bus._healer.copies_behind:
+            await asyncio.sleep(0.1)
+    await bus.close()

@@ -40,6 +40,7 @@ class Healer:
     Attributes:
         limits: of the streams; None until they were made.
         write_problem: why JetStream takes no jobs or leases, as far as is known; "" while it does.
+        copies_behind: copies of streams, as `stream on server`, that lack something for two looks now.
     """
 
     def __init__(self, link: Link, *, watches_writes: bool) -> None:
@@ -52,6 +53,9 @@ class Healer:
         self._is_ill = asyncio.Event()
         self._are_deleted_at = 0.0
         self._checked_at = 0.0
+        self.copies_behind: set[str] = set()
+        # At the last look alone.
+        self._behind: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -171,8 +175,19 @@ class Healer:
                 self.heal()
             elif self._link.is_clustered:
                 await streams.ensure_streams(self._link, limits)
+                self._note_behind(await streams.copies_behind(self._link))
         except InferFluxError as error:
             log.debug("could not look at the streams", reason=error.reason, error=error.message)
+
+    def _note_behind(self, behind: set[str]) -> None:
+        """Tell of copies that were behind at the look before, too: a server that starts is for a while."""
+        lasting = behind & self._behind
+        if lasting != self.copies_behind:
+            if lasting:
+                log.warning("servers have not all of some streams", copies=sorted(lasting))
+            else:
+                log.info("servers have all of the streams")
+        self._behind, self.copies_behind = behind, lasting
 
     def _note_write_problem(self, problem: str) -> None:
         if problem and not self.write_problem:

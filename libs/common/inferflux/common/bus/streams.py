@@ -122,6 +122,23 @@ async def are_missing(link: Link) -> bool:
     return not all([await exists(link, name) for name in subjects.STREAMS])
 
 
+async def copies_behind(link: Link) -> set[str]:
+    """The copies of streams that have not all that their leaders have, as `stream on server`.
+
+    Raises:
+        Unavailable, DeadlineExceeded: JetStream does not answer.
+    """
+    behind = set()
+    for name in subjects.STREAMS:
+        try:
+            info = await link.api(f"STREAM.INFO.{name}")
+        except ApiError as error:
+            raise error.to_error() from error
+        copies = info.get("cluster", {}).get("replicas") or []
+        behind |= {f"{name} on {copy['name']}" for copy in copies if not copy.get("current")}
+    return behind
+
+
 async def until_streams(link: Link, limits: StreamLimits) -> None:
     """As `ensure_streams`, with some patience for a scheduler that has to make them, and for a cluster whose
     servers have just started.
