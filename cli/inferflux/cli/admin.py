@@ -25,6 +25,7 @@ from .nats_user_admin import nats_user
 from .policy_transfer import policy
 from .role_admin import roles
 from .tables import fairness_view
+from .usage_admin import usage
 
 admin = typer.Typer(
     help="Change fairness, drain workers, clear caches, manage keys and access, and read the audit trail.",
@@ -39,6 +40,7 @@ admin.add_typer(policy, name="policy")
 admin.add_typer(audit, name="audit")
 admin.command("nats-user")(nats_user)
 admin.command("certs")(certs)
+admin.command("usage")(usage)
 
 Worker = Annotated[str, typer.Argument(metavar="WORKER", help="As `inferctl status` names it.")]
 

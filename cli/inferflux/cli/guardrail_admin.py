@@ -142,6 +142,7 @@ def delete(
     tenant: Tenant = "",
     model: Model = "",
     version: Version = 0,
+    as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
@@ -150,8 +151,9 @@ def delete(
 
     async def run(client: Client) -> None:
         request = guardrails_pb2.DeleteGuardrailsRequest(tenant=tenant, model=model, version=version)
-        await client.policy("DeleteGuardrails", request)
-        sys.stdout.write(f"there are no guardrails {tenant}/{model} any more\n")
+        made = await client.policy("DeleteGuardrails", request)
+        said = f"there are no guardrails {tenant}/{model} any more\n"
+        print_json(made) if as_json else sys.stdout.write(said)
 
     with_client(run, endpoint, api_key, state_dir)
 

@@ -181,6 +181,7 @@ def rotate(
 def revoke(
     key_id: KeyId,
     version: Version = 0,
+    as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
@@ -188,8 +189,9 @@ def revoke(
     """Refuse a key from now on, everywhere."""
 
     async def run(client: Client) -> None:
-        await client.policy("RevokeApiKey", policy_pb2.RevokeApiKeyRequest(key_id=key_id, version=version))
-        sys.stdout.write(f"{key_id} is refused from now on\n")
+        request = policy_pb2.RevokeApiKeyRequest(key_id=key_id, version=version)
+        made = await client.policy("RevokeApiKey", request)
+        print_json(made) if as_json else sys.stdout.write(f"{key_id} is refused from now on\n")
 
     with_client(run, endpoint, api_key, state_dir)
 

@@ -101,6 +101,7 @@ def set_limits(
 def delete(
     subject: Subject,
     version: Version = 0,
+    as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
@@ -108,9 +109,8 @@ def delete(
     """Remove the limits of a subject: those of its kind hold, if there are any."""
 
     async def run(client: Client) -> None:
-        await client.policy(
-            "DeleteRateLimit", policy_pb2.DeleteRateLimitRequest(subject=subject, version=version)
-        )
-        sys.stdout.write(f"{subject} has no limits of its own any more\n")
+        request = policy_pb2.DeleteRateLimitRequest(subject=subject, version=version)
+        made = await client.policy("DeleteRateLimit", request)
+        print_json(made) if as_json else sys.stdout.write(f"{subject} has no limits of its own any more\n")
 
     with_client(run, endpoint, api_key, state_dir)

@@ -88,6 +88,15 @@ def usage_table(found: policy_pb2.GetRateLimitResponse) -> RenderableType:
     return Group(f"limits of [bold]{escape(found.rate_limit.subject)}[/]", "", table)
 
 
+def used_table(used: policy_pb2.GetUsageResponse) -> RenderableType:
+    """What a tenant has used: a row per counter."""
+    table = make_table("", ">used", ">of them cached")
+    table.add_row("requests", f"{used.requests:,}", _NONE)
+    table.add_row("prompt tokens", f"{used.prompt_tokens:,}", f"{used.cached_prompt_tokens:,}")
+    table.add_row("completion tokens", f"{used.completion_tokens:,}", f"{used.cached_completion_tokens:,}")
+    return Group(f"usage of [bold]{escape(used.tenant)}[/]", "", table)
+
+
 def guardrails_table(sets: Sequence[guardrails_pb2.GuardrailsSummary]) -> Table:
     """A row per set."""
     table = make_table(

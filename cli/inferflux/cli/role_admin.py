@@ -63,6 +63,7 @@ def set_role(
 def delete(
     name: RoleName,
     version: Version = 0,
+    as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
     state_dir: StateDirectory = None,
@@ -70,7 +71,7 @@ def delete(
     """Remove a role: keys that have it lose what it gave them."""
 
     async def run(client: Client) -> None:
-        await client.policy("DeleteRole", policy_pb2.DeleteRoleRequest(name=name, version=version))
-        sys.stdout.write(f"there is no role {name} any more\n")
+        made = await client.policy("DeleteRole", policy_pb2.DeleteRoleRequest(name=name, version=version))
+        print_json(made) if as_json else sys.stdout.write(f"there is no role {name} any more\n")
 
     with_client(run, endpoint, api_key, state_dir)

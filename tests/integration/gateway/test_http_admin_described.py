@@ -53,6 +53,7 @@ def plain(key_id: str) -> dict[str, dict[str, Any]]:
         "ListRateLimits": {},
         "GetRateLimit": {"subject": "tenant:described"},
         "SetRateLimit": {"rate_limit": limit},
+        "GetUsage": {"tenant": "described"},
         "DeleteRateLimit": {"subject": "tenant:described-2"},
         "ListGuardrails": {},
         "GetGuardrails": {"tenant": "described"},

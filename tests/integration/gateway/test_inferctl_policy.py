@@ -12,6 +12,8 @@ from harness.gateway import GatewayProcess
 from harness.inferctl import run
 from harness.policy import PolicyProcess
 
+from inferflux.v1 import generation_pb2, policy_pb2
+
 KEY_ID = re.compile(r"key_[0-9a-f]{16}")
 SECRET = re.compile(r"^ifx_[A-Za-z0-9_-]{43}$", re.MULTILINE)
 
@@ -66,7 +68,7 @@ async def test_a_keys_life(env: dict[str, str], policy: PolicyProcess) -> None:
     assert rotated["api_key"]["key_id"] == key_id
     for each in (secret, rotated["secret"]):
         await policy.admit(each)
-    await done(env, "api-keys", "revoke", key_id)
+    assert json.loads(await done(env, "api-keys", "revoke", key_id, "--json")) == {}
     with pytest.raises(grpc.aio.AioRpcError):
         await policy.admit(rotated["secret"])
 
@@ -80,7 +82,7 @@ async def test_roles_and_keys_that_have_them(env: dict[str, str], policy: Policy
     changed = json.loads(await done(env, "api-keys", "update", made["api_key"]["key_id"], *flags))["api_key"]
     assert (changed["cache_scope"], changed["skip_answer_cache"]) == ("catalogue", True)
     assert (await policy.admit(made["secret"], "models")).tenant == "cli"
-    await done(env, "roles", "delete", "cli-role")
+    assert json.loads(await done(env, "roles", "delete", "cli-role", "--json")) == {}
     assert "cli-role" not in await done(env, "roles", "list")
 
 
@@ -91,8 +93,29 @@ async def test_limits_are_set_shown_and_deleted(env: dict[str, str]) -> None:
     assert re.search(r"requests per minute +0 +1,200", shown)
     assert re.search(r"concurrent requests +0 +3", shown)
     assert "tenant:cli-limits" in await done(env, "rate-limit", "list")
-    await done(env, "rate-limit", "delete", "tenant:cli-limits")
+    assert json.loads(await done(env, "rate-limit", "delete", "tenant:cli-limits", "--json")) == {}
     assert "has no limits" in await done(env, "rate-limit", "get", "tenant:cli-limits")
+
+
+async def test_usage_is_what_was_settled(env: dict[str, str], policy: PolicyProcess) -> None:
+    assert re.search(r"requests +0", await done(env, "usage", "cli-usage"))
+    for attempt in ("a", "b"):
+        usage = generation_pb2.Usage(prompt_tokens=1000, cached_prompt_tokens=400, completion_tokens=30)
+        settled = policy_pb2.SettleRequest(
+            request_id="r",
+            attempt_id=attempt,
+            tenant="cli-usage",
+            key_id="key_0123456789abcdef",
+            outcome="stop",
+            usage=usage,
+        )
+        await policy.stub.Settle(settled, timeout=10)
+    shown = await done(env, "usage", "cli-usage")
+    assert re.search(r"prompt tokens +2,000 +800", shown)
+    found = json.loads(await done(env, "usage", "cli-usage", "--json"))
+    assert (found["requests"], found["completion_tokens"]) == ("2", "60")
+    refused = await run("admin", "usage", "no tenant", env=env)
+    assert (refused.returncode, "tenant" in refused.stderr) == (1, True)
 
 
 async def test_guardrails_are_set_shown_checked_and_deleted(env: dict[str, str], tmp_path: Path) -> None:
@@ -126,7 +149,8 @@ async def test_guardrails_are_set_shown_checked_and_deleted(env: dict[str, str],
     version = made["guardrails"]["version"]
     stale = await run("admin", "guardrails", "delete", *own, "--version", str(int(version) - 1), env=env)
     assert "changed meanwhile" in stale.stderr
-    await done(env, "guardrails", "delete", *own, "--version", version)
+    deleted = await done(env, "guardrails", "delete", *own, "--version", version, "--json")
+    assert json.loads(deleted) == {}
     await done(env, "guardrails", "delete", "--tenant", "cli-copy")
     assert "cli-guard" not in await done(env, "guardrails", "list")
 

@@ -123,6 +123,11 @@ class PolicyServiceStub:
                 request_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/inferflux.v1.PolicyService/GetUsage',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
         self.GetStreamGuards = channel.unary_unary(
                 '/inferflux.v1.PolicyService/GetStreamGuards',
                 request_serializer=inferflux_dot_v1_dot_guardrails__pb2.GetStreamGuardsRequest.SerializeToString,
@@ -282,6 +287,13 @@ class PolicyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """What a tenant has used, all of its keys together, since it is counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStreamGuards(self, request, context):
         """The rules that answers are held to.
         """
@@ -422,6 +434,11 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.DeleteRateLimit,
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.GetUsageRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.GetUsageResponse.SerializeToString,
             ),
             'GetStreamGuards': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStreamGuards,
@@ -926,6 +943,33 @@ class PolicyService:
             '/inferflux.v1.PolicyService/DeleteRateLimit',
             inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitRequest.SerializeToString,
             inferflux_dot_v1_dot_policy__pb2.DeleteRateLimitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/GetUsage',
+            inferflux_dot_v1_dot_policy__pb2.GetUsageRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,8 @@ class PolicyServiceStub:
     """The limits of one subject, and how much of them is used now."""
     SetRateLimit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SetRateLimitRequest, _policy_pb2.SetRateLimitResponse]
     DeleteRateLimit: _grpc.UnaryUnaryMultiCallable[_policy_pb2.DeleteRateLimitRequest, _policy_pb2.DeleteRateLimitResponse]
+    GetUsage: _grpc.UnaryUnaryMultiCallable[_policy_pb2.GetUsageRequest, _policy_pb2.GetUsageResponse]
+    """What a tenant has used, all of its keys together, since it is counted."""
     GetStreamGuards: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.GetStreamGuardsRequest, _guardrails_pb2.GetStreamGuardsResponse]
     """The rules that answers are held to."""
     ListGuardrails: _grpc.UnaryUnaryMultiCallable[_guardrails_pb2.ListGuardrailsRequest, _guardrails_pb2.ListGuardrailsResponse]
@@ -113,6 +115,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """The limits of one subject, and how much of them is used now."""
     SetRateLimit: _aio.UnaryUnaryMultiCallable[_policy_pb2.SetRateLimitRequest, _policy_pb2.SetRateLimitResponse]  # type: ignore[assignment]
     DeleteRateLimit: _aio.UnaryUnaryMultiCallable[_policy_pb2.DeleteRateLimitRequest, _policy_pb2.DeleteRateLimitResponse]  # type: ignore[assignment]
+    GetUsage: _aio.UnaryUnaryMultiCallable[_policy_pb2.GetUsageRequest, _policy_pb2.GetUsageResponse]  # type: ignore[assignment]
+    """What a tenant has used, all of its keys together, since it is counted."""
     GetStreamGuards: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.GetStreamGuardsRequest, _guardrails_pb2.GetStreamGuardsResponse]  # type: ignore[assignment]
     """The rules that answers are held to."""
     ListGuardrails: _aio.UnaryUnaryMultiCallable[_guardrails_pb2.ListGuardrailsRequest, _guardrails_pb2.ListGuardrailsResponse]  # type: ignore[assignment]
@@ -261,6 +265,14 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _policy_pb2.DeleteRateLimitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.DeleteRateLimitResponse, _abc.Awaitable[_policy_pb2.DeleteRateLimitResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetUsage(
+        self,
+        request: _policy_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.GetUsageResponse, _abc.Awaitable[_policy_pb2.GetUsageResponse]]:
+        """What a tenant has used, all of its keys together, since it is counted."""
 
     @_abc_1.abstractmethod
     def GetStreamGuards(

@@ -319,6 +319,20 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         deleted = await self._parts.limit_admin.delete(caller_as(Holder), request)
         return _changed(policy_pb2.DeleteRateLimitResponse(), before=deleted.version)
 
+    async def GetUsage(
+        self, request: policy_pb2.GetUsageRequest, context: Context
+    ) -> policy_pb2.GetUsageResponse:
+        tenant = keys.parse_tenant(request.tenant)
+        used = await self._parts.usage.usage(tenant)
+        return policy_pb2.GetUsageResponse(
+            tenant=tenant,
+            requests=used.get("requests", 0),
+            prompt_tokens=used.get("prompt_tokens", 0),
+            cached_prompt_tokens=used.get("cached_prompt_tokens", 0),
+            completion_tokens=used.get("completion_tokens", 0),
+            cached_completion_tokens=used.get("cached_completion_tokens", 0),
+        )
+
     async def GetStreamGuards(
         self, request: guardrails_pb2.GetStreamGuardsRequest, context: Context
     ) -> guardrails_pb2.GetStreamGuardsResponse:
