@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 import redis.exceptions
-from harness.slot_move import SlotMove
 from redis.commands.core import AsyncScript
 
 from inferflux.common import store
 from inferflux.common.redis_cluster.servers import ClusterServers
+from inferflux.common.redis_cluster.slot_move import SlotMove
 from inferflux.common.store import WHOLE_SLOT
 
 KEY = "inferflux:{keys}:moves"

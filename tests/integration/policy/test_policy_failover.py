@@ -10,11 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 from harness.policy import PolicyProcess, refusal
-from harness.slot_move import SlotMove
 
 from inferflux.common import store
 from inferflux.common.errors import InferFluxError, ResourceExhausted, Unauthenticated, Unavailable, from_rpc
 from inferflux.common.redis_cluster.servers import ClusterServers
+from inferflux.common.redis_cluster.slot_move import SlotMove
 from inferflux.common.sentinel_servers import SentinelServers
 from inferflux.policy import keys
 from inferflux.policy.usage_store import UsageStore

@@ -100,4 +100,11 @@ def test_the_image_has_what_the_nats_servers_are_started_with() -> None:
     (config,) = [target for sources, target in image.copies if sources == ["deploy/nats/cluster.conf"]]
     for name in NATS:
         assert SERVICES[name]["command"] == ["-c", config, "--name", name]
-    assert "/access/sentinel" in read_dockerfile(ROOT / "services/policy/Dockerfile")[-1].runs[0].split()
+
+
+def test_volumes_of_passwords_can_be_written_to_whichever_container_is_made_first() -> None:
+    """Policy's own is mounted at /access of the same image."""
+    made = read_dockerfile(ROOT / "services/policy/Dockerfile")[-1].runs[0].split()
+    owned = made[made.index("install") :]
+    assert {"/access", "/access/sentinel"} <= set(owned)
+    assert owned[1:6] == ["-d", "-o", "10001", "-g", "10001"]

@@ -1,9 +1,7 @@
-"""The client of a cluster.
+"""The client of a cluster: a plain client for each server, and which of them has a key.
 
-Not `RedisCluster` of the library: that sends ASKING and the command after it on any two connections, reads
-the map anew for everyone when one server is away, and says WAIT on another connection than the write where a
-slot has moved. Here each server has a client and a pool of its own, so that one that stands still holds up
-only what is asked of it.
+Not `RedisCluster` of the library: where a slot has moved, that says WAIT on another connection than the
+write, and it raises errors of its own for connections that it closed: docs/decisions/redis-cluster-client.md.
 """
 
 from __future__ import annotations

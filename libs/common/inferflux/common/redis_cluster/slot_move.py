@@ -1,4 +1,4 @@
-"""Moves a slot of a Redis Cluster from one server to another, key by key, as a test lets it."""
+"""Moves a slot of a Redis Cluster from one server to another, key by key: for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import cast
 
 from redis.crc import key_slot
 
-from inferflux.common.redis_cluster.servers import PASSWORD, ClusterServers
 from inferflux.common.servers import LOOPBACK
+
+from .servers import PASSWORD, ClusterServers
 
 
 class SlotMove:
