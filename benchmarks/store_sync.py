@@ -49,7 +49,8 @@ async def _enqueue(bus: Bus) -> float:
     return time.perf_counter() - began
 
 
-def _servers(value: str, directory: Path, count: int) -> list[ServerProcess]:
+def servers_of(value: str, directory: Path, count: int) -> list[ServerProcess]:
+    """Servers that are not started yet: one alone, or a cluster."""
     names = [f"nats-{index}" for index in range(count)]
     members = nats_members(names, secrets.token_hex(8)) if count > 1 else [None]
     servers = []
@@ -62,7 +63,7 @@ def _servers(value: str, directory: Path, count: int) -> list[ServerProcess]:
 
 async def _enqueues(value: str, directory: Path, count: int) -> tuple[list[float], float]:
     """Seconds of single jobs, and of a burst."""
-    servers = _servers(value, directory, count)
+    servers = servers_of(value, directory, count)
     try:
         for server in servers:
             server.start()

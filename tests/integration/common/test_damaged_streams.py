@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from harness.bus_contract import JOBS
 from harness.nats_cluster import SERVERS, NatsCluster
-from harness.power_cut import PowerCut
 
+from benchmarks.unsynced import PowerCut
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
@@ -47,6 +47,17 @@ def block_of(store: Path) -> Path:
 async def enqueue(bus: Bus, numbers: range) -> None:
     for number in numbers:
         assert await bus.enqueue(JOBS, b"%d" % number, msg_id=f"job-{number}")
+
+
+async def enqueue_patiently(bus: Bus, number: int) -> None:
+    """As a client does, while the servers elect."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while True:
+            try:
+                await bus.enqueue(JOBS, b"%d" % number, msg_id=f"job-{number}")
+            except Unavailable:
+                continue
+            return
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -175,6 +186,27 @@ async def test_a_server_of_three_gets_from_the_others_what_its_damaged_file_has_
     await cluster.start(victim)
     await until(lambda: is_whole(bus))
     await enqueue(bus, range(_JOBS, _JOBS + 1))
+    assert await take_all(bus, _JOBS) == list(range(_JOBS + 1))
+
+
+async def test_a_server_of_three_that_does_not_start_with_its_files_gets_all_of_them_from_the_others(
+    tmp_path: Path, cluster: NatsCluster, bus: Bus
+) -> None:
+    await enqueue(bus, range(_JOBS))
+    await until(lambda: is_whole(bus))
+    victim = (await cluster.leader(bus, subjects.JOBS_STREAM) + 1) % SERVERS
+    cluster.servers[victim].stop()
+    store = tmp_path / "cluster" / f"nats-{victim}"
+    for snapshot in store.rglob("snapshots/*"):
+        snapshot.write_bytes(b"")
+    with pytest.raises(Unavailable, match="snapshot"):
+        await cluster.start(victim)
+    (store / "jetstream").rename(tmp_path / "aside")
+    await cluster.start(victim)
+    await until(lambda: is_whole(bus))
+    # What it has now is asked of it: another one is gone.
+    cluster.kill((victim + 1) % SERVERS)
+    await enqueue_patiently(bus, _JOBS)
     assert await take_all(bus, _JOBS) == list(range(_JOBS + 1))
 
 

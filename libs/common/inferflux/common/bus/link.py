@@ -29,9 +29,9 @@ _BURST_WAIT_S = 0.5
 # and stream store. Its own `code` tells them from a wrong configuration only in part.
 _STORE_FAILED = frozenset({10012, 10023, 10047, 10049, 10051, 10069, 10077})
 _UNAVAILABLE = 503
-# What a cluster says while it elects who leads it or a stream, of a stream whose servers are down, and of a
-# message that it has not agreed on yet.
-_ELECTING = frozenset({10008, 10009, 10118, 10158})
+# What a cluster says while it elects who leads it or a stream, of a stream whose servers are down, of a
+# message that it has not agreed on yet, and of a stream that a server that starts has yet to make (10096).
+_ELECTING = frozenset({10008, 10009, 10096, 10118, 10158})
 # The reason of an error for that.
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
 # The status of a reply that cannot come any more: the connection broke.

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from .lab import LabError
+
 _CALLS = "write,pwrite64,writev,pwritev,ftruncate,fsync,fdatasync,openat,rename,renameat,renameat2,exit_group"
 _LINE = re.compile(r"^(\d+) +(.*)$")
 _RESUMED = re.compile(r"^<\.\.\. \w+ resumed>(.*)$")
@@ -60,7 +62,8 @@ class PowerCut:
         self._strace = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         deadline_s = time.monotonic() + _ATTACHED_S
         while not all(map(_is_traced, self._pids)):
-            assert time.monotonic() < deadline_s, "strace has not attached"
+            if time.monotonic() > deadline_s:
+                raise LabError("strace has not attached")
             time.sleep(0.02)
         return self
 
@@ -73,8 +76,8 @@ class PowerCut:
         """Kill the processes and drop. Returns how many bytes of which files were dropped."""
         for pid in self._pids:
             os.kill(pid, signal.SIGKILL)
-        assert self._strace is not None
-        self._strace.wait(10)
+        if self._strace is not None:
+            self._strace.wait(10)
         dropped = {}
         kept = self._kept()
         for path in self._files():
