@@ -60,7 +60,7 @@ def tracebacks(log: str) -> list[str]:
 async def jobs_left(nats_url: str) -> list[str]:
     """Jobs that are still in the work queue: no scheduler has acknowledged them."""
     try:
-        connection = await nats.connect(nats_url, connect_timeout=2, allow_reconnect=False)
+        connection = await nats.connect(nats_url.split(","), connect_timeout=2, allow_reconnect=False)
     except (OSError, TimeoutError, nats.errors.Error) as error:
         return [f"the work queue cannot be asked: {error!r}"]
     try:

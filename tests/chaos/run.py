@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.client import Client, countdown
+from harness.leaders import leader_of
 
 from inferflux.cli.client import Client as AdminClient
 from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions, StartError
-from inferflux.common import grpc_client, logs, subjects
+from inferflux.common import grpc_client, logs
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 from inferflux.common.priority import HIGHEST
-from inferflux.v1 import policy_pb2, policy_pb2_grpc, scheduler_pb2
+from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import aftermath, disk, processes, published
 from .caller import RESUME_WINDOW_S, Caller
@@ -244,14 +245,7 @@ class Chaos:
             await asyncio.sleep(0.05)
 
     async def _leader(self) -> str:
-        if self._bus is None:
-            return ""
-        request = scheduler_pb2.SchedulerStatusRequest().SerializeToString()
-        try:
-            reply = await self._bus.request(subjects.SCHEDULER_STATUS, request, timeout_s=0.5)
-        except InferFluxError:
-            return ""
-        return scheduler_pb2.SchedulerStatus.FromString(reply).leader
+        return "" if self._bus is None else await leader_of(self._bus)
 
     def _observe(self, event: StackEvent) -> None:
         if event.kind is EventKind.DIED:

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from inferflux.v1 import generation_pb2, tokens_pb2
 
-from .workload import Order, Whim
+from .workload import Whim
 
-_GOOD_ENDS = (generation_pb2.FINISH_REASON_STOP,)
+
+class Asked(Protocol):
+    """What a client asked for."""
+
+    @property
+    def priority(self) -> int: ...
+    @property
+    def whim(self) -> Whim: ...
+    @property
+    def whim_after(self) -> int: ...
+
+    @property
+    def text(self) -> str:
+        """Of the whole answer."""
 
 
 @dataclass(slots=True)
@@ -19,15 +33,17 @@ class Transcript:
     Attributes:
         request_id: the order's, or the one it was sent again under.
         expected: token ids of the whole answer.
+        good_end: how a whole answer ends.
         has_left: the client closed the stream, and does not care any more.
         failure: what the request failed with; empty if it did not.
         is_excused: the failure is one that had to be.
     """
 
-    order: Order
+    order: Asked
     request_id: str
     expected: list[int]
     began_s: float
+    good_end: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_STOP
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     terminal: tokens_pb2.Finished | None = None
@@ -74,6 +90,8 @@ class Transcript:
         if chunk.offset != self.offset:
             what = "lost" if chunk.offset > self.offset else "doubled"
             self.wrongs.append(f"tokens {what}: had {self.offset}, then came {_brief(chunk)}")
+        if chunk.epoch < max(self.epochs, default=0):
+            self.wrongs.append(f"tokens of an older epoch than {max(self.epochs)}: {_brief(chunk)}")
         self.token_ids.extend(chunk.token_ids)
         self.epochs.add(chunk.epoch)
         if self._spoke_s:
@@ -91,7 +109,7 @@ class Transcript:
             if not self.has_cancelled:
                 found.append(f"cancelled without a request for it after {self.offset} tokens")
             return found + self._wrong_so_far()
-        if self.terminal.reason not in _GOOD_ENDS:
+        if self.terminal.reason != self.good_end:
             reason = generation_pb2.FinishReason.Name(self.terminal.reason)
             found.append(f"ended with {reason} after {self.offset} tokens")
         if self.text != self.order.text:

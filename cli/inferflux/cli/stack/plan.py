@@ -34,6 +34,7 @@ class ProcessSpec:
         name: `worker-0`; what logs and messages call it.
         kind: `worker`; what it is one of.
         port: where readiness is asked: /readyz over HTTP for a service, its own protocol for a server.
+        host: the address of that port.
         cpus: the CPUs it may run on; None for all.
         monitor_port: of a server that says over HTTP how it is; 0: it does not.
         data_dir: what a server writes to.
@@ -49,6 +50,7 @@ class ProcessSpec:
     monitor_port: int = 0
     data_dir: Path | None = None
     password: str = field(default="", repr=False)
+    host: str = LOOPBACK
 
     @property
     def is_service(self) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import json
 
 from inferflux.common import redis_users
-from inferflux.common.servers import LOOPBACK
 
 from .plan import ProcessSpec
 
@@ -19,19 +18,19 @@ async def ask(spec: ProcessSpec) -> tuple[bool, str]:
     try:
         async with asyncio.timeout(_ANSWER_LIMIT_S):
             if spec.kind == "nats":
-                return (await _exchange(spec.port, b"", 5)) == b"INFO ", ""
+                return (await _exchange(spec, b"", 5)) == b"INFO ", ""
             if spec.kind == "valkey":
                 login = f"AUTH {redis_users.HEALTH} {spec.password}\r\nPING\r\n".encode()
-                return (await _exchange(spec.port, login, len(_PONG))) == _PONG, ""
+                return (await _exchange(spec, login, len(_PONG))) == _PONG, ""
             request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-            return parse_readyz(await _exchange(spec.port, request, -1))
+            return parse_readyz(await _exchange(spec, request, -1))
     except (OSError, TimeoutError, asyncio.IncompleteReadError):
         return False, ""
 
 
-async def _exchange(port: int, request: bytes, length: int) -> bytes:
+async def _exchange(spec: ProcessSpec, request: bytes, length: int) -> bytes:
     """Send, and read `length` bytes; -1 reads to the end."""
-    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    reader, writer = await asyncio.open_connection(spec.host, spec.port)
     try:
         writer.write(request)
         return await (reader.read() if length < 0 else reader.readexactly(length))

@@ -101,21 +101,44 @@ class SentinelServers:
 
     def _sentinel(self, directory: Path) -> ServerProcess:
         port = free_port()
-        directory.mkdir(parents=True)
-        lines = [
-            f"bind {LOOPBACK}",
-            f"port {port}",
-            f'dir "{directory}"',
-            f"requirepass {OF_SENTINELS}",
-            f"sentinel sentinel-pass {OF_SENTINELS}",
-            f"sentinel monitor {SERVICE} {LOOPBACK} {self.servers[0].port} 2",
-            f"sentinel auth-pass {SERVICE} {PASSWORD}",
-            f"sentinel down-after-milliseconds {SERVICE} {self._down_after_ms}",
-            # A sentinel that was not elected waits for twice this long before it tries again.
-            f"sentinel failover-timeout {SERVICE} {2 * self._down_after_ms}",
-        ]
-        config = directory / "sentinel.conf"
-        write_private(config, "\n".join(lines) + "\n")
-        binary = valkey_command(port, directory / "unused")[0]
-        command = [binary, str(config), "--sentinel"]
+        command = sentinel_command(
+            port, directory, primary=(LOOPBACK, self.servers[0].port), down_after_ms=self._down_after_ms
+        )
         return ServerProcess(command, port=port, name="valkey-sentinel", log_path=directory / "log")
+
+
+def sentinel_command(
+    port: int,
+    directory: Path,
+    *,
+    primary: tuple[str, int],
+    down_after_ms: int,
+    host: str = LOOPBACK,
+    user: str = "",
+    password: str = PASSWORD,
+) -> list[str]:
+    """The command that runs one of three sentinels. Writes its configuration into `directory`.
+
+    Args:
+        primary: address and port of the first primary.
+        down_after_ms: a primary that does not answer for this long is taken as lost.
+        user, password: as which it calls the servers.
+    """
+    directory.mkdir(parents=True)
+    lines = [
+        f"bind {host}",
+        f"port {port}",
+        f'dir "{directory}"',
+        f"requirepass {OF_SENTINELS}",
+        f"sentinel sentinel-pass {OF_SENTINELS}",
+        f"sentinel monitor {SERVICE} {primary[0]} {primary[1]} 2",
+        *([f"sentinel auth-user {SERVICE} {user}"] if user else []),
+        f"sentinel auth-pass {SERVICE} {password}",
+        f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}",
+        # A sentinel that was not elected waits for twice this long before it tries again.
+        f"sentinel failover-timeout {SERVICE} {2 * down_after_ms}",
+    ]
+    config = directory / "sentinel.conf"
+    write_private(config, "\n".join(lines) + "\n")
+    binary = valkey_command(port, directory / "unused")[0]
+    return [binary, str(config), "--sentinel"]

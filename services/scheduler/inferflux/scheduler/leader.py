@@ -87,7 +87,8 @@ class Leader:
         self.core = SchedulerCore(
             settings.limits,
             now=clock(),
-            name=uuid.uuid4().hex[:8],
+            # Of batches: what a worker has accepted says in which term it was dispatched.
+            name=f"{term}-{uuid.uuid4().hex[:8]}",
             policy=settings.policy,
             aging_s=settings.aging_s,
             tenant_weights=settings.tenant_weights,

@@ -1,0 +1,75 @@
+"""`python -m fleet`: what `make fleet` runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from . import clocks, namespaces
+from .cases import CHAOS, CLOCKS, case_of
+from .run import run
+
+# Not a failure: what CI takes for a test that was skipped.
+SKIPPED = 77
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="make fleet",
+        description="hosts of a fleet, each in a network namespace, broken under load",
+    )
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        default=[CHAOS],
+        help="chaos, calm, clocks, or VERB:HOST[+HOST]: killed, stopped, cut, deaf, mute or minority, and a host"
+        " or leader, standby, primary; chaos without any",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the same seed gives the same faults and requests"
+    )
+    parser.add_argument(
+        "--seconds", type=_between(5, 3600), default=120.0, help="how long a load lasts, 5 to 3600"
+    )
+    parser.add_argument(
+        "--lasts", type=_between(0.5, 600), default=10.0, help="how long a fault lasts, 0.5 to 600"
+    )
+    parser.add_argument("--streams", type=int, default=12, help="requests under way at any time")
+    parser.add_argument("--keep", action="store_true", help="keep logs and histories even if all is well")
+    parser.add_argument("--json", type=Path, default=None, help="write what each case gave to this file")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print every fault as it happens")
+    asked = parser.parse_args()
+    if why := namespaces.missing():
+        print(f"no fleet can be started: {why}", file=sys.stderr)
+        return SKIPPED
+    try:
+        cases = [
+            case_of(text, seed=asked.seed, seconds=asked.seconds, lasts_s=asked.lasts, streams=asked.streams)
+            for text in asked.cases
+        ]
+    except ValueError as error:
+        parser.error(str(error))
+    if CLOCKS in asked.cases and clocks.library() is None:
+        print("no clock can be set: libfaketime is missing (Debian: faketime)", file=sys.stderr)
+        return SKIPPED
+    try:
+        return asyncio.run(
+            run(cases, seed=asked.seed, keeps=asked.keep, is_verbose=asked.verbose, output=asked.json)
+        )
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 130
+
+
+def _between(low: float, high: float):  # noqa: ANN202
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must be {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+sys.exit(main())
