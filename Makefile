@@ -5,6 +5,7 @@ BIN := .venv/bin
 SEED ?= 1
 SECONDS ?= 120
 CALLS ?= 50000
+CASES ?= chaos
 DISTRIBUTIONS := libs/api libs/client libs/common services/gateway services/scheduler services/worker services/policy cli
 
 # llama-cpp-python has no wheels: it is built for this machine, once; pip keeps the result in its cache.
@@ -20,7 +21,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test pytest compose-test peers bench bench-scheduling sim chaos fuzz hostile lint fmt protos docs clean
+.PHONY: help up demo test pytest compose-test peers bench bench-scheduling sim chaos fleet fuzz hostile lint fmt protos docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -56,6 +57,9 @@ sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost
 
 chaos: .venv/.dev  ## kill, stop and pause processes at random under load, no client may notice; SEED=1 SECONDS=120
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --seconds $(SECONDS) $(ARGS)
+
+fleet: .venv/.dev  ## hosts in network namespaces, broken under load (Linux, root); SEED=1 SECONDS=120 CASES=chaos
+	@PYTHONPATH=tests $(BIN)/python -m fleet $(CASES) --seed $(SEED) --seconds $(SECONDS) $(ARGS)
 
 fuzz: .venv/.dev  ## call every RPC with odd messages, metadata, hang-ups and raw bytes; SEED=1 CALLS=50000
 	@$(BIN)/python -m benchmarks.fuzz --seed $(SEED) --calls $(CALLS) $(ARGS)

@@ -154,6 +154,7 @@ class _Conversation:
 
     def _ask(self) -> _Call:
         order = self._transcript.order
+        assert isinstance(order, Order)
         request = countdown(order.start, order.end)
         request.priority = order.priority
         # Who leaves on a whim says that nothing is to be resumed.

@@ -21,7 +21,6 @@ from inferflux.cli.client import Client as AdminClient
 from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions, StartError
 from inferflux.common import grpc_client, logs
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
 from inferflux.common.priority import HIGHEST
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 

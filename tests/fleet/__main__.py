@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from . import clocks, namespaces
@@ -24,8 +25,8 @@ def main() -> int:
         "cases",
         nargs="*",
         default=[CHAOS],
-        help="chaos, calm, clocks, or VERB:HOST[+HOST]: killed, stopped, cut, deaf, mute or minority, and a host"
-        " or leader, standby, primary; chaos without any",
+        help="chaos, calm, clocks, or VERB:HOST[+HOST]: killed, stopped, cut, deaf, mute or minority, and a"
+        " host or leader, standby, primary; chaos without any",
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="the same seed gives the same faults and requests"
@@ -62,7 +63,7 @@ def main() -> int:
         return 130
 
 
-def _between(low: float, high: float):  # noqa: ANN202
+def _between(low: float, high: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         value = float(text)
         if not low <= value <= high:

@@ -42,8 +42,8 @@ class Case:
     faults: tuple[Fault, ...] = ()
     seconds: float = 0.0
     streams: int = 12
-    wants: Wants = Wants()
-    quality: Quality = Quality()
+    wants: Wants = field(default_factory=Wants)
+    quality: Quality = field(default_factory=Quality)
     may_refuse: bool = False
     comes_back: bool = False
     retries: int = 2

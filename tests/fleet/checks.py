@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -91,7 +92,7 @@ def longest_gap_s(served: Iterable[Served], since_s: float) -> float:
     longest = 0.0
     for each in served:
         times = [at for at, _, _ in each.heard_s]
-        for before, after in zip(times, times[1:], strict=False):
+        for before, after in itertools.pairwise(times):
             if after >= since_s:
                 longest = max(longest, after - before)
     return longest

@@ -149,7 +149,7 @@ def plan(seed: int, seconds: float) -> list[Fault]:
         free = [index for index, free_s in enumerate(free_at) if free_s <= at_s]
         if free:
             index = rng.choice(free)
-            fault = _draw(rng, _KINDS[index], at_s)
+            fault = _draw(rng, _KINDS[index], at_s, is_nats_whole=free_at[0] <= at_s)
             faults.append(fault)
             free_at[index] = at_s + fault.lasts_s + _RECOVERY_S
             if fault.verb is Verb.MINORITY:
@@ -158,10 +158,10 @@ def plan(seed: int, seconds: float) -> list[Fault]:
     return faults
 
 
-def _draw(rng: random.Random, names: Sequence[str], at_s: float) -> Fault:
+def _draw(rng: random.Random, names: Sequence[str], at_s: float, *, is_nats_whole: bool) -> Fault:
     weights = dict(_WEIGHTS)
     # One of three hosts of NATS goes with it.
-    if names[0] in (LEADER, WORKERS[0]):
+    if is_nats_whole and names[0] in (LEADER, WORKERS[0]):
         weights[Verb.MINORITY] = 1
     verb = rng.choices(list(weights), list(weights.values()))[0]
     lasts_s = round(rng.uniform(_SHORTEST_S, _LONGEST_S), 1)

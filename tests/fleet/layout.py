@@ -11,8 +11,9 @@ from pathlib import Path
 from inferflux.cli.stack.options import find_model
 from inferflux.cli.stack.plan import ProcessSpec
 from inferflux.common import nats_users, redis_users
+from inferflux.common.fleet_files import SERVICE
 from inferflux.common.private_files import write_private
-from inferflux.common.sentinel_servers import OF_SENTINELS, SERVICE, sentinel_command
+from inferflux.common.sentinel_servers import OF_SENTINELS, sentinel_command
 from inferflux.common.servers import NatsMember, nats_command, valkey_command
 
 from .network import Host

@@ -103,7 +103,7 @@ class Fleet:
         return found
 
     async def kill(self, host: str) -> None:
-        """As if its power was gone: nothing it has sent since arrives, and all its processes are ended at once."""
+        """As if its power was gone: nothing of it arrives any more, and all its processes end at once."""
         self.network.isolate(_power(host), [host])
         self.down.add(host)
         self._signal(host, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Network namespaces and their TAP devices (Linux, root). A namespace lives as long as its descriptor is open."""
+"""Network namespaces and their TAP devices (Linux, root). One lives as long as its descriptor is open."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class Host:
 
 
 class Network:
-    """Namespaces and their switch. Use as a context manager, in a process of its own: this thread, and all that
-    it starts afterwards, is in the namespace of the first host.
+    """Namespaces and their switch. Use as a context manager, in a process of its own: this thread, and all
+    that it starts afterwards, is in the namespace of the first host.
 
     Args:
         names: of the hosts.
@@ -73,6 +73,8 @@ class Network:
         ports = {host.port: host.name for host in self.hosts.values()}
         for host in self.hosts.values():
             namespaces.configure(host.namespace, host.port, ports)
+        # The switch as well: whoever ends all processes of another host must not end it.
+        namespaces.enter(self.hosts[self._names[0]].namespace)
         passed = [theirs.fileno(), *taps.values()]
         arguments = [str(self._seed), str(theirs.fileno()), *(f"{port}:{tap}" for port, tap in taps.items())]
         self._switch = subprocess.Popen(
@@ -83,7 +85,6 @@ class Network:
         for descriptor in taps.values():
             os.close(descriptor)
         theirs.close()
-        namespaces.enter(self.hosts[self._names[0]].namespace)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +100,7 @@ class Network:
         self._say(f"the network: {quality}")
 
     def cut(self, name: str, senders: Iterable[str], receivers: Iterable[str]) -> None:
-        """Let nothing through from `senders` to `receivers`; what they send to others, and get, still comes."""
+        """Let nothing through from `senders` to `receivers`; all else still comes."""
         froms, tos = list(senders), list(receivers)
         pairs = [[self.hosts[a].port, self.hosts[b].port] for a in froms for b in tos if a != b]
         self._ask({"cut": name, "pairs": pairs})

@@ -2,8 +2,8 @@
 
     python -m fleet.switch SEED CONTROL_FD PORT:TAP_FD...
 
-A control message is a line of JSON, and so is its answer: {"quality": {...}}, {"cut": name, "pairs": [[1, 2]]},
-{"mend": name}, {"counts": true}. Time is that of the monotonic clock.
+A control message is a line of JSON, and so is its answer: {"quality": {...}}, {"cut": name, "pairs": [[1,
+2]]}, {"mend": name} or {"counts": true}. Time is that of the monotonic clock.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Watch:
     async def __aenter__(self) -> Self:
         url = self._fleet.layout.nats_url(nats_users.OPERATOR)
         self.bus: Bus = await published.listen(url, self.published)
-        # Not the batches themselves: a worker that is gone would seem to be there, as NATS has a reader of them.
+        # Not the batches themselves: a worker that is gone would seem to be there, as they have a reader.
         # Not by the bus, which takes the replies of JetStream there for damaged messages.
         self._answers = await nats.connect(url.split(","), max_reconnect_attempts=-1, error_cb=_ignore)
         await self._answers.subscribe(

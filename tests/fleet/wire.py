@@ -55,7 +55,7 @@ class Wire:
         return bool(self._cuts)
 
     def cut_off(self, name: str, pairs: Iterable[Pair]) -> None:
-        """Let nothing through from the first host of a pair to the second, until the cut is mended by name."""
+        """Let nothing through from the first host of a pair to the second, until the cut is mended."""
         self._cuts[name] = frozenset(pairs)
         self._all_cuts = frozenset().union(*self._cuts.values())
 

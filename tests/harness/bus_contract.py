@@ -431,20 +431,6 @@ class BusContract:
         await consumer.close()
         await assert_empty(await own_bus.consume_jobs(max_outstanding=10))
 
-    async def test_an_acknowledgement_that_is_lost_is_sent_again(
-        self, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        consumer = await own_bus.consume_jobs(max_outstanding=10)
-        await own_bus.enqueue(JOBS, b"x", msg_id="1")
-        (job,) = await take(consumer, 1)
-        with monkeypatch.context() as cut:
-            cut.setattr(own_bus._link, "send", lambda *_: None)
-            await job.ack()
-        assert consumer._unconfirmed
-        await until(lambda: not consumer._unconfirmed)
-        await consumer.close()
-        await assert_empty(await own_bus.consume_jobs(max_outstanding=10))
-
     async def test_a_job_held_longer_than_ack_wait_is_not_handed_out_twice(self, own_bus: Bus) -> None:
         consumer = await own_bus.consume_jobs(max_outstanding=10, ack_wait_s=0.2)
         await own_bus.enqueue(JOBS, b"x", msg_id="1")

@@ -35,21 +35,10 @@ _SILENCE_S = 2.5 * _HEARTBEAT_S
 _RETRY_WAIT_S = 0.2
 _REMEMBERED = 16_384
 _CONFIRM_S = 1.0
-# From then on it comes again after `ack_wait_s`.
-_ACK_TRIES = 20
 # A consumer without pulls is deleted: one of an earlier division into partitions would keep its subjects.
 _INACTIVE_S = 2 * _EXPIRES_S
 # Two schedulers may make it at the same time.
 _MAKING_TRIES = 5
-
-
-class _Acknowledgement(NamedTuple):
-    """The last word on a job, as it was sent."""
-
-    reply: str
-    answer: bytes
-    sent_s: float
-    tries: int
 
 
 class _Delivery(NamedTuple):
@@ -143,8 +132,8 @@ class JobConsumer:
         self._buffer: deque[Job] = deque()
         self._held: dict[tuple[int, int], Job] = {}
         self._settled: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        # By where the server is to confirm them, oldest first.
-        self._unconfirmed: dict[bytes, _Acknowledgement] = {}
+        # Reply subjects of acknowledgements that the server has not confirmed.
+        self._unconfirmed: set[bytes] = set()
         self._confirmed = asyncio.Event()
         self._answers = itertools.count(1)
         self._arrived = asyncio.Event()
@@ -252,30 +241,18 @@ class JobConsumer:
             self._settled.popitem(last=False)
         self._tell(job.reply, answer)
 
-    def _tell(self, reply: str, answer: bytes, tries: int = 1) -> None:
+    def _tell(self, reply: str, answer: bytes) -> None:
         """Acknowledge, and ask for a confirmation: a consumer that is deleted drops what it has not read."""
         confirmation = f"{self._confirmations}{next(self._answers)}"
         self._link.send(reply, answer, confirmation)
-        now_s = asyncio.get_running_loop().time()
-        self._unconfirmed[confirmation.encode()] = _Acknowledgement(reply, answer, now_s, tries)
-
-    def _repeat_unconfirmed(self) -> None:
-        """Acknowledge again what was not confirmed: the server of a cluster that had to know may have been
-        cut off. Else the jobs come again, after `ack_wait_s`."""
-        oldest_s = asyncio.get_running_loop().time() - _CONFIRM_S
-        for where, each in list(self._unconfirmed.items()):
-            if each.sent_s > oldest_s:
-                return
-            del self._unconfirmed[where]
-            if each.tries < _ACK_TRIES:
-                self._tell(each.reply, each.answer, each.tries + 1)
+        self._unconfirmed.add(confirmation.encode())
 
     def send(self, reply: str, answer: bytes) -> None:
         self._link.send(reply, answer)
 
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, header_block: bytes | None) -> None:
         if subject.startswith(self._confirmations_prefix):
-            self._unconfirmed.pop(subject, None)
+            self._unconfirmed.discard(subject)
             self._confirmed.set()
             return
         self._last_message_s = asyncio.get_running_loop().time()
@@ -322,7 +299,6 @@ class JobConsumer:
     async def _step(self) -> None:
         """Have one pull open, unless the buffer is full or the connection away; then wait for a change."""
         self._wake.clear()
-        self._repeat_unconfirmed()
         if self._pull_is_over() and self._link.is_connected and len(self._buffer) * 2 <= self._batch:
             if self._remaining > 0:  # it ended unused: expired, or the consumer is gone
                 await self._check_consumer()
