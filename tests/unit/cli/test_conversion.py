@@ -115,6 +115,14 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "heads": (config(num_attention_heads="4"), "num_attention_heads: '4' is not"),
     "heads of a key": (config(num_key_value_heads=3), "num_key_value_heads: 4 heads cannot share 3"),
     "epsilon": (config(rms_norm_eps=-1), "rms_norm_eps: -1 is not a number above 0"),
+    "a number that 32 bits do not hold": (config(rms_norm_eps=1e300), "rms_norm_eps: 1e\\+300 is not"),
+    "a number that no float holds": (config(rms_norm_eps=10**400), "rms_norm_eps: 1000"),
+    "a template of lists": (edited("tokenizer_config.json", {"chat_template": [[]]}), "chat_template"),
+    "a template of numbers": (
+        edited("tokenizer_config.json", {"chat_template": [{"name": "a", "template": 5}]}),
+        "chat_template",
+    ),
+    "half a character": (edited("tokenizer_config.json", {"chat_template": "\ud800"}), "chat_template"),
     "activation": (config(hidden_act="relu"), "hidden_act: 'relu'"),
     "rope": (config(rope_scaling={"type": "dynamic", "factor": 2}), "rope_type: 'dynamic' is not known"),
     "rope without a factor": (

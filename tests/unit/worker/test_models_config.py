@@ -66,6 +66,7 @@ REFUSED = {
     "a list": ("- path: a", "valid dictionary"),
     "no list": ("models: {path: a}", "models: Input should be a valid list"),
     "no path": ("models: [{name: a}]", "models.0.path: Field required"),
+    "a path that no file has": ('models: [{path: "a\\0b"}]', "models.0.path:"),
     "an empty path": ("models: [{path: ''}]", "models.0.path:"),
     "an unknown field": ("models: [{path: a}, {path: b, contxt: 1}]", "models.1.contxt: Extra inputs"),
     "a text for a number": ("models: [{path: a, slots: '3'}]", "models.0.slots:"),

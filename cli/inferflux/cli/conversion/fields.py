@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any, Final
 from .errors import ConversionError
 
 _MOST = 2**31 - 1
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_LARGEST_F32: Final = 3.4028234e38
 CONFIG_BYTES: Final = 4 << 20
 TOKENIZER_BYTES: Final = 256 << 20
 
@@ -73,10 +75,10 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 that 32-bit floats have."""
         value = self._value(name, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
+        if not is_number or not 0 < value <= _LARGEST_F32:
             raise self.error(name, f"{_short(value)} is not a number above 0")
         return float(value)
 
@@ -90,6 +92,8 @@ class Fields:
         value = self._value(name, default)
         if not isinstance(value, str):
             raise self.error(name, f"{_short(value)} is no text")
+        if not is_text(value):
+            raise self.error(name, "it has half a character of UTF-16")
         return value
 
     def inner(self, name: str) -> Fields | None:
@@ -134,6 +138,11 @@ def read_fields(path: Path, most_bytes: int = CONFIG_BYTES) -> Fields:
 def read_fields_if_there(path: Path, most_bytes: int = CONFIG_BYTES) -> Fields:
     """The same; an empty object where there is no such file."""
     return read_fields(path, most_bytes) if path.is_file() else Fields({}, path.name)
+
+
+def is_text(value: object) -> bool:
+    """Whether it is a text that UTF-8 can spell: JSON can hold halves of characters."""
+    return isinstance(value, str) and not _HALF.search(value)
 
 
 def _short(value: object) -> str:

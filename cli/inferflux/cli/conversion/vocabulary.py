@@ -11,7 +11,7 @@ from typing import Any, Final
 import gguf
 
 from .errors import ConversionError
-from .fields import TOKENIZER_BYTES, Fields, read_bounded, read_fields, read_fields_if_there
+from .fields import TOKENIZER_BYTES, Fields, is_text, read_bounded, read_fields, read_fields_if_there
 from .pre_tokenizers import pre_tokenizer_of
 from .sentencepiece import read_pieces
 
@@ -260,6 +260,8 @@ def write_special(writer: gguf.GGUFWriter, folder: Path, vocabulary: Vocabulary)
         raise ConversionError(
             f"tokenizer.json, tokenizer_config.json: {error or type(error).__name__}"
         ) from None
+    if not _is_template(special.chat_template):
+        raise ConversionError("tokenizer_config.json: chat_template: it is neither a text nor texts by name")
     if is_bpe and not special.merges:
         raise ConversionError("tokenizer.json: merges: there are none")
     if vocabulary.model == "bert":
@@ -268,6 +270,16 @@ def write_special(writer: gguf.GGUFWriter, folder: Path, vocabulary: Vocabulary)
     # BERT's, which gguf writes as the one that a text begins with.
     special.special_token_ids.pop("cls", None)
     special.add_to_gguf(writer, quiet=True)
+
+
+def _is_template(given: object) -> bool:
+    """Whether gguf can write it: nothing, a text, or a list of objects with a name and a text each."""
+    if isinstance(given, list):
+        return all(
+            isinstance(each, dict) and is_text(each.get("name")) and is_text(each.get("template"))
+            for each in given
+        )
+    return given is None or is_text(given)
 
 
 def special_pieces(tokens: Sequence[str]) -> dict[str, int]:

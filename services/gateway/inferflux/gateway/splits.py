@@ -15,15 +15,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from inferflux.common.checks import MAX_MODEL_NAME_BYTES
+from inferflux.common.config_file import VARIABLE, read_config
 from inferflux.common.errors import InvalidArgument
 
-_VARIABLE = "INFERFLUX_CONFIG"
 _STICKY = "sticky"
-_MOST_BYTES = 1 << 20
 _MAX_ALIASES = 64
 _MAX_TARGETS = 16
 _MAX_WEIGHT = 1e6
@@ -92,31 +90,20 @@ def read_splits(path: Path) -> Splits:
     Raises:
         InvalidArgument: the file cannot be read, or says what cannot be; names the entry.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InvalidArgument(f"{path} has more than {_MOST_BYTES} bytes", field=_VARIABLE)
-        parsed = _File.model_validate(yaml.safe_load(path.read_text()) or {})
-    except OSError as error:
-        raise InvalidArgument(f"{path}: {error.strerror}", field=_VARIABLE) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f"{path} is no YAML: {error}", field=_VARIABLE) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidArgument(f"{path}: {where}: {first['msg']}", field=_VARIABLE) from None
+    parsed = read_config(path, _File)
     aliases = dict(parsed.aliases)
     sticky = aliases.pop(_STICKY, Sticky.TENANT.value)
     if not isinstance(sticky, str) or sticky not in list(Sticky):
-        raise InvalidArgument(f"{path}: aliases.{_STICKY} must be tenant or key", field=_VARIABLE)
+        raise InvalidArgument(f"{path}: aliases.{_STICKY} must be tenant or key", field=VARIABLE)
     split: dict[str, Mapping[str, float]] = {}
     for alias, weights in aliases.items():
         if isinstance(weights, str):
             message = f"{path}: aliases.{alias} must name models, each with its weight"
-            raise InvalidArgument(message, field=_VARIABLE)
+            raise InvalidArgument(message, field=VARIABLE)
         split[alias] = weights
         _check(path, alias, weights, aliases)
     if len(split) > _MAX_ALIASES:
-        raise InvalidArgument(f"{path}: at most {_MAX_ALIASES} aliases can be split", field=_VARIABLE)
+        raise InvalidArgument(f"{path}: at most {_MAX_ALIASES} aliases can be split", field=VARIABLE)
     return Splits(split, Sticky(sticky))
 
 
@@ -124,12 +111,12 @@ def _check(path: Path, alias: str, weights: Mapping[str, float], aliases: Iterab
     """Raises InvalidArgument for an alias that cannot be split so."""
     if not 0 < len(weights) <= _MAX_TARGETS:
         message = f"{path}: aliases.{alias} must name 1 to {_MAX_TARGETS} models"
-        raise InvalidArgument(message, field=_VARIABLE)
+        raise InvalidArgument(message, field=VARIABLE)
     for name in (alias, *weights):
         if not name or len(name.encode()) > MAX_MODEL_NAME_BYTES:
             message = f"{path}: aliases.{alias}: a name has 1 to {MAX_MODEL_NAME_BYTES} bytes"
-            raise InvalidArgument(message, field=_VARIABLE)
+            raise InvalidArgument(message, field=VARIABLE)
     for target in weights:
         if target in aliases:
             message = f"{path}: aliases.{alias}: {target} is split itself"
-            raise InvalidArgument(message, field=_VARIABLE)
+            raise InvalidArgument(message, field=VARIABLE)

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Self, TypeVar
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from inferflux.common import adapters
 from inferflux.common.checks import MAX_MODEL_NAME_BYTES, MAX_SEQUENCES
+from inferflux.common.config_file import VARIABLE, read_config
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES, MAX_KNOWN
 from inferflux.common.model_roles import ROLES, RoleName
@@ -43,8 +43,6 @@ from .device_wish import (
 )
 from .mmproj_file import read_projection
 
-_VARIABLE = "INFERFLUX_CONFIG"
-_MOST_BYTES = 1 << 20
 _MOST_INT32 = 2**31 - 1
 _T = TypeVar("_T")
 
@@ -79,7 +77,14 @@ def _scale(scale: float) -> float:
     return scale
 
 
+def _printable(path: str) -> str:
+    if not path.isprintable():
+        raise ValueError("a path here is of printable characters")
+    return path
+
+
 _Name = Annotated[str, Field(min_length=1), AfterValidator(_short)]
+_Path = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 
 
 class _Adapter(BaseModel):
@@ -88,7 +93,7 @@ class _Adapter(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: Annotated[str, AfterValidator(_adapter_name)]
-    path: str = Field(min_length=1)
+    path: _Path
     scale: Annotated[float, AfterValidator(_scale)] = 1.0
 
 
@@ -97,7 +102,7 @@ class _Entry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    path: str = Field(min_length=1)
+    path: _Path
     name: _Name | None = None
     aliases: list[_Name] = Field(default=[], max_length=MAX_ALIASES)
     pinned: bool = False
@@ -114,7 +119,7 @@ class _Entry(BaseModel):
     tensor_overrides: Annotated[list[str], AfterValidator(_usable(overrides_of))] | None = None
     rpc_servers: Annotated[list[str], AfterValidator(_usable(servers_of))] | None = None
     gpu_flash_attention: Switch | None = None
-    mmproj: str | None = Field(default=None, min_length=1)
+    mmproj: _Path | None = None
     role: RoleName | None = None
     adapters: list[_Adapter] = Field(default=[], max_length=adapters.MAX_ADAPTERS)
 
@@ -140,32 +145,21 @@ def read_models(path: Path) -> list[tuple[Path, Wish]]:
     Raises:
         InvalidArgument: the file cannot be read, or says what cannot be; names the entry.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InvalidArgument(f"{path} has more than {_MOST_BYTES} bytes", field=_VARIABLE)
-        parsed = _File.model_validate(yaml.safe_load(path.read_text()) or {})
-    except OSError as error:
-        raise InvalidArgument(f"{path}: {error.strerror}", field=_VARIABLE) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgument(f"{path} is no YAML: {error}", field=_VARIABLE) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidArgument(f"{path}: {where}: {first['msg']}", field=_VARIABLE) from None
+    parsed = read_config(path, _File)
     wished = [(path.parent / entry.path, _wish(entry, path.parent)) for entry in parsed.models]
     names = [wish.name for _, wish in wished]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidArgument(f"{path}: two models are called {name!r}", field=_VARIABLE)
+            raise InvalidArgument(f"{path}: two models are called {name!r}", field=VARIABLE)
     if sum(wish.is_default for _, wish in wished) > 1:
-        raise InvalidArgument(f"{path}: more than one model is the default", field=_VARIABLE)
+        raise InvalidArgument(f"{path}: more than one model is the default", field=VARIABLE)
     return wished
 
 
 def _wish(entry: _Entry, folder: Path) -> Wish:
     mmproj = None
     if entry.mmproj is not None:
-        mmproj = read_projection(folder / entry.mmproj, field=_VARIABLE)
+        mmproj = read_projection(folder / entry.mmproj, field=VARIABLE)
     return Wish(
         name=entry.name or Path(entry.path).name.removesuffix(".gguf"),
         aliases=tuple(entry.aliases),
