@@ -3,8 +3,9 @@
     .venv/bin/python -m benchmarks.embeddings [--seconds 5] [--rounds 4] [--concurrent 32] [--texts 1]
 
 The model is all-MiniLM-L6-v2, each text has 64 tokens. The bare loop embeds batches of one size after the
-other, as fast as it can; its fastest size counts. Prints the median ratio of the rounds, and the CPU time
-that each process spends on a text.
+other, as fast as it can. Its fastest size counts, and the faster of two ways in which its threads wait: as an
+embedder's do, and as OpenMP has it. Prints the median ratio of the rounds, and the CPU time that each process
+spends on a text.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +27,7 @@ from rich.progress import track
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
+from inferflux.worker.engine_process import EMBEDDER_SPIN_COUNT
 from tools.minilm import write_minilm
 
 from .command_line import add_json, make_parser, positive, show_figures
@@ -57,6 +61,37 @@ def _bare(path: str, threads: int, asked: Connection) -> None:
             backend.embed([text] * batch)
             done += batch
         asked.send(done / took)
+
+
+class _BareLoop:
+    """A process that embeds and does nothing else.
+
+    Args:
+        spin: how its threads wait, as `GOMP_SPINCOUNT` has it; "": OpenMP's default.
+    """
+
+    def __init__(self, path: Path, threads: int, spin: str) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._asked, theirs = spawn.Pipe()
+        self._process: BaseProcess = spawn.Process(
+            target=_bare, args=(str(path), threads, theirs), daemon=True
+        )
+        before = os.environ.pop("GOMP_SPINCOUNT", None)
+        if spin:
+            os.environ["GOMP_SPINCOUNT"] = spin
+        self._process.start()
+        os.environ.pop("GOMP_SPINCOUNT", None)
+        if before is not None:
+            os.environ["GOMP_SPINCOUNT"] = before
+
+    async def rate(self, batch: int, seconds: float) -> float:
+        """Texts a second."""
+        self._asked.send((batch, seconds))
+        return float(await asyncio.to_thread(self._asked.recv))
+
+    def close(self) -> None:
+        self._asked.send(None)
+        self._process.join()
 
 
 def _ids() -> list[int]:
@@ -95,19 +130,16 @@ def _spent_s(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 async def _measure(path: Path, options: argparse.Namespace) -> dict[str, float]:
-    spawn = multiprocessing.get_context("spawn")
-    bare, theirs = spawn.Pipe()
-    process = spawn.Process(target=_bare, args=(str(path), options.threads, theirs), daemon=True)
-    process.start()
-
-    async def bare_rate(batch: int, seconds: float) -> float:
-        bare.send((batch, seconds))
-        return float(await asyncio.to_thread(bare.recv))
-
-    rates = {batch: await bare_rate(batch, options.seconds / 2) for batch in _BATCHES}
-    best = max(rates, key=lambda batch: rates[batch])
+    loops = {spin: _BareLoop(path, options.threads, spin) for spin in (EMBEDDER_SPIN_COUNT, "")}
+    rates = {
+        (spin, batch): await loop.rate(batch, options.seconds / 2)
+        for batch in _BATCHES
+        for spin, loop in loops.items()
+    }
+    best = {spin: max((rates[spin, batch], batch) for batch in _BATCHES)[1] for spin in loops}
+    worker = {"GOMP_SPINCOUNT": options.spin}
     async with (
-        Stack(StackOptions(model=path, threads=options.threads)) as stack,
+        Stack(StackOptions(model=path, threads=options.threads, service_env={"worker": worker})) as stack,
         AsyncClient(stack.endpoint, api_key=stack.api_key) as client,
     ):
         pids = {name: each.pid for name, each in stack.processes.items()}
@@ -119,11 +151,14 @@ async def _measure(path: Path, options: argparse.Namespace) -> dict[str, float]:
             through.append(await load.rate(options.concurrent, options.seconds))
             each = per_request_ms(before, _spent_s(pids), load.done - done)
             spent = {name: spent[name] + each[name] / options.rounds for name in spent}
-            alone.append(await bare_rate(best, options.seconds))
+            alone.append(max([await loop.rate(best[spin], options.seconds) for spin, loop in loops.items()]))
             ratios.append(through[-1] / alone[-1])
-    bare.send(None)
-    process.join()
-    figures = {f"bare loop by {batch}, texts/s": rate for batch, rate in rates.items()}
+    for loop in loops.values():
+        loop.close()
+    figures = {
+        f"bare loop by {batch}, {'threads that sleep' if spin else 'OpenMP threads'}, texts/s": rate
+        for (spin, batch), rate in rates.items()
+    }
     figures |= {"bare loop, texts/s": median(alone), "gRPC, texts/s": median(through)}
     figures |= {"ratio": median(ratios), "lowest ratio": min(ratios), "highest ratio": max(ratios)}
     return figures | {f"{name}, CPU ms a text": value for name, value in spent.items()}
@@ -136,6 +171,7 @@ def main() -> None:
     parser.add_argument("--concurrent", type=positive, default=32)
     parser.add_argument("--texts", type=positive, default=1, help="of a call")
     parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--spin", default=EMBEDDER_SPIN_COUNT, help="GOMP_SPINCOUNT of the embedder")
     add_json(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -15,7 +15,7 @@ from harness.policy import SERVICE_KEY
 
 from inferflux.common import grpc_client
 from inferflux.common.calls import CallContext
-from inferflux.common.errors import ResourceExhausted, Unauthenticated
+from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unauthenticated, to_status
 from inferflux.gateway.admission import Admission
 from inferflux.v1 import model_pb2, policy_pb2
 
@@ -23,13 +23,14 @@ CALL = CallContext("r1", credential="ifx_" + "A" * 43)
 
 
 class SlowPolicy:
-    """Answers one call after the other, each after `answer_s`. It serves Admit and AdmitMany alone."""
+    """Answers one call after the other, each after `answer_s`. It admits and settles, and no more."""
 
     answer_s = 0.02
 
     def __init__(self) -> None:
         self.asked = 0
         self.n_at_once = self.most_at_once = 0
+        self.settled: list[list[str]] = []
         self._lock = asyncio.Lock()
 
     async def Admit(self, request: policy_pb2.AdmitRequest, context: Any) -> policy_pb2.AdmitResponse:  # noqa: N802, ARG002
@@ -48,6 +49,27 @@ class SlowPolicy:
         return policy_pb2.AdmitManyResponse(
             answers=[policy_pb2.AdmitAnswer(admitted=each) for each in admitted]
         )
+
+    async def Settle(self, request: policy_pb2.SettleRequest, context: Any) -> policy_pb2.SettleResponse:  # noqa: N802, ARG002
+        self.settled.append([request.request_id])
+        await asyncio.sleep(self.answer_s)
+        return policy_pb2.SettleResponse()
+
+    async def SettleMany(  # noqa: N802
+        self,
+        request: policy_pb2.SettleManyRequest,
+        context: Any,  # noqa: ARG002
+    ) -> policy_pb2.SettleManyResponse:
+        ids = [each.request_id for each in request.requests]
+        self.settled.append(ids)
+        answers = []
+        for request_id in ids:
+            if request_id.startswith("refused"):
+                refused = to_status(InvalidArgument("no", field=request_id)).SerializeToString()
+                answers.append(policy_pb2.SettleAnswer(refused=refused))
+            else:
+                answers.append(policy_pb2.SettleAnswer(settled=policy_pb2.SettleResponse()))
+        return policy_pb2.SettleManyResponse(answers=answers)
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,16 @@ async def slow() -> AsyncIterator[Slow]:
                 policy.AdmitMany,
                 policy_pb2.AdmitManyRequest.FromString,
                 policy_pb2.AdmitManyResponse.SerializeToString,
+            ),
+            "Settle": grpc.unary_unary_rpc_method_handler(
+                policy.Settle,
+                policy_pb2.SettleRequest.FromString,
+                policy_pb2.SettleResponse.SerializeToString,
+            ),
+            "SettleMany": grpc.unary_unary_rpc_method_handler(
+                policy.SettleMany,
+                policy_pb2.SettleManyRequest.FromString,
+                policy_pb2.SettleManyResponse.SerializeToString,
             ),
         },
     )
@@ -106,6 +138,19 @@ async def test_a_caller_that_leaves_gives_its_place_back(slow: Slow) -> None:
     await asyncio.gather(*leaving, return_exceptions=True)
     callers = await asyncio.gather(*(admission.admit("inference", CALL) for _ in range(4)))
     assert len(callers) == 4
+
+
+async def test_requests_that_end_at_about_the_same_time_are_settled_in_few_questions(slow: Slow) -> None:
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0)
+    ids = [*(f"r{i}" for i in range(30)), "refused", *(f"r{i}" for i in range(30, 60))]
+    outcomes = await asyncio.gather(
+        *(admission.settle(policy_pb2.SettleRequest(request_id=request_id)) for request_id in ids),
+        return_exceptions=True,
+    )
+    assert sorted(each for question in slow.policy.settled for each in question) == sorted(ids)
+    assert len(slow.policy.settled) <= 3
+    assert [ids[i] for i, outcome in enumerate(outcomes) if outcome is not None] == ["refused"]
+    assert isinstance(outcomes[30], InvalidArgument)
 
 
 @pytest.mark.parametrize("key", ["", "hunter2", "ifx_" + "a" * 42, "ifx_" + "ä" * 43])

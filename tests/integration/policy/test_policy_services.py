@@ -19,7 +19,7 @@ from inferflux.common.tls import ClientTls
 from inferflux.policy import keys
 from inferflux.policy.storage.redis_keys import KEY
 from inferflux.policy.usage_store import UsageStore
-from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
+from inferflux.v1 import generation_pb2, guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .conftest import Running, StartPolicy
 
@@ -39,6 +39,9 @@ def requests(credential: str) -> dict[str, Any]:
         "Reserve": policy_pb2.ReserveRequest(**names, model="demo", prompt_tokens=1, max_tokens=1),
         "Renew": policy_pb2.RenewRequest(),
         "Settle": policy_pb2.SettleRequest(**names, outcome="stop"),
+        "SettleMany": policy_pb2.SettleManyRequest(
+            requests=[policy_pb2.SettleRequest(**{**names, "request_id": "r-many"}, outcome="stop")]
+        ),
         "GetStreamGuards": guardrails_pb2.GetStreamGuardsRequest(tenant="strangers"),
     }
 
@@ -46,6 +49,8 @@ def requests(credential: str) -> dict[str, Any]:
 @pytest.mark.parametrize("method", sorted(FOR_SERVICES))
 async def test_what_services_call_strangers_and_administrators_cannot(running: Running, method: str) -> None:
     request = requests(running.admin)[method]
+    usage = UsageStore(running.redis, timeout_s=5)
+    before = await usage.usage("strangers")
     call = getattr(running.policy.stranger, method)
     for metadata, reason in (
         ((), "NO_SERVICE_KEY"),
@@ -56,7 +61,7 @@ async def test_what_services_call_strangers_and_administrators_cannot(running: R
         error = await refusal(call(request, metadata=metadata, timeout=10))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
         assert from_rpc(error).reason == reason
-    assert await UsageStore(running.redis, timeout_s=5).usage("strangers") == {}
+    assert await usage.usage("strangers") == before
     await getattr(running.policy.stub, method)(request, timeout=10)
 
 
@@ -125,10 +130,44 @@ async def test_a_defect_at_one_of_many_calls_ends_that_one_alone(running: Runnin
     assert "KeyError" not in refused.message
 
 
+async def test_requests_that_are_settled_together_count_once_each(running: Running) -> None:
+    """Also where one comes twice in a question, and again in a later one; one that is refused costs the
+    others nothing."""
+
+    def ended(request_id: str, tokens: int, outcome: str = "stop") -> policy_pb2.SettleRequest:
+        usage = generation_pb2.Usage(prompt_tokens=tokens)
+        return policy_pb2.SettleRequest(
+            request_id=request_id,
+            attempt_id="a",
+            tenant="settled-together",
+            key_id=KEY_ID,
+            outcome=outcome,
+            usage=usage,
+        )
+
+    requests = [ended("r1", 3), ended("r2", 5), ended("r3", 7, outcome="No Outcome"), ended("r1", 3)]
+    for _ in range(2):
+        many = await running.policy.stub.SettleMany(
+            policy_pb2.SettleManyRequest(requests=requests), timeout=10
+        )
+        assert [each.WhichOneof("answer") for each in many.answers] == [
+            "settled", "settled", "refused", "settled",
+        ]  # fmt: skip
+        alone = from_rpc(await refusal(running.policy.stub.Settle(requests[2], timeout=10)))
+        together = from_status(many.answers[2].refused)
+        assert (type(together), str(together)) == (type(alone), str(alone))
+    used = await UsageStore(running.redis, timeout_s=5).usage("settled-together")
+    assert (used["requests"], used["prompt_tokens"]) == (2, 8)
+
+
 async def test_too_many_calls_at_once_are_refused_by_name(running: Running) -> None:
     call = policy_pb2.AdmitRequest(credential=running.admin, scope="inference", request_id="r")
     many = policy_pb2.AdmitManyRequest(requests=[call] * 65)
     error = from_rpc(await refusal(running.policy.stub.AdmitMany(many, timeout=10)))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "requests"
+    ended = policy_pb2.SettleManyRequest(requests=[policy_pb2.SettleRequest()] * 65)
+    error = from_rpc(await refusal(running.policy.stub.SettleMany(ended, timeout=10)))
     assert isinstance(error, InvalidArgument)
     assert error.field == "requests"
 

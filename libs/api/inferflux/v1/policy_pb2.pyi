@@ -502,6 +502,76 @@ class SettleResponse(_message.Message):
 Global___SettleResponse: _TypeAlias = SettleResponse  # noqa: Y015
 
 @_typing.final
+class SettleManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleRequest]:
+        """At most 64."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___SettleRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleManyRequest: _TypeAlias = SettleManyRequest  # noqa: Y015
+
+@_typing.final
+class SettleManyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleAnswer]:
+        """One for each request, in their order."""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___SettleAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleManyResponse: _TypeAlias = SettleManyResponse  # noqa: Y015
+
+@_typing.final
+class SettleAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTLED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    refused: _builtins.bytes
+    """An encoded google.rpc.Status: what Settle would have ended with."""
+    @_builtins.property
+    def settled(self) -> Global___SettleResponse: ...
+    def __init__(
+        self,
+        *,
+        settled: Global___SettleResponse | None = ...,
+        refused: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "refused", b"refused", "settled", b"settled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "refused", b"refused", "settled", b"settled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["settled", "refused"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___SettleAnswer: _TypeAlias = SettleAnswer  # noqa: Y015
+
+@_typing.final
 class ApiKey(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

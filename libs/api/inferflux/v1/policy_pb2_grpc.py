@@ -27,8 +27,8 @@ if _version_not_supported:
 
 
 class PolicyServiceStub:
-    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    """Admit, AdmitMany, Reserve, Renew, Settle, SettleMany and GetStreamGuards are for services alone: they send the service key in the
+    metadata `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
     `policy`. A gateway passes them on.
     """
 
@@ -62,6 +62,11 @@ class PolicyServiceStub:
                 '/inferflux.v1.PolicyService/Settle',
                 request_serializer=inferflux_dot_v1_dot_policy__pb2.SettleRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_policy__pb2.SettleResponse.FromString,
+                _registered_method=True)
+        self.SettleMany = channel.unary_unary(
+                '/inferflux.v1.PolicyService/SettleMany',
+                request_serializer=inferflux_dot_v1_dot_policy__pb2.SettleManyRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_policy__pb2.SettleManyResponse.FromString,
                 _registered_method=True)
         self.CreateApiKey = channel.unary_unary(
                 '/inferflux.v1.PolicyService/CreateApiKey',
@@ -171,8 +176,8 @@ class PolicyServiceStub:
 
 
 class PolicyServiceServicer:
-    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    """Admit, AdmitMany, Reserve, Renew, Settle, SettleMany and GetStreamGuards are for services alone: they send the service key in the
+    metadata `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
     `policy`. A gateway passes them on.
     """
 
@@ -207,6 +212,13 @@ class PolicyServiceServicer:
 
     def Settle(self, request, context):
         """What an admitted request used in the end, or so far. What it had reserved beyond that is given back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleMany(self, request, context):
+        """The same for requests that ended at about the same time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -375,6 +387,11 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.SettleRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_policy__pb2.SettleResponse.SerializeToString,
             ),
+            'SettleMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleMany,
+                    request_deserializer=inferflux_dot_v1_dot_policy__pb2.SettleManyRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_policy__pb2.SettleManyResponse.SerializeToString,
+            ),
             'CreateApiKey': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateApiKey,
                     request_deserializer=inferflux_dot_v1_dot_policy__pb2.CreateApiKeyRequest.FromString,
@@ -489,8 +506,8 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
-    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    """Admit, AdmitMany, Reserve, Renew, Settle, SettleMany and GetStreamGuards are for services alone: they send the service key in the
+    metadata `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
     `policy`. A gateway passes them on.
     """
 
@@ -619,6 +636,33 @@ class PolicyService:
             '/inferflux.v1.PolicyService/Settle',
             inferflux_dot_v1_dot_policy__pb2.SettleRequest.SerializeToString,
             inferflux_dot_v1_dot_policy__pb2.SettleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.PolicyService/SettleMany',
+            inferflux_dot_v1_dot_policy__pb2.SettleManyRequest.SerializeToString,
+            inferflux_dot_v1_dot_policy__pb2.SettleManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

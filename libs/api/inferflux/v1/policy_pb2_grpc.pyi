@@ -28,8 +28,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PolicyServiceStub:
-    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    """Admit, AdmitMany, Reserve, Renew, Settle, SettleMany and GetStreamGuards are for services alone: they send the service key in the
+    metadata `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
     `policy`. A gateway passes them on.
     """
 
@@ -49,6 +49,8 @@ class PolicyServiceStub:
     """These reserved requests still run. One that is not renewed in time is given back."""
     Settle: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]
     """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
+    SettleMany: _grpc.UnaryUnaryMultiCallable[_policy_pb2.SettleManyRequest, _policy_pb2.SettleManyResponse]
+    """The same for requests that ended at about the same time."""
     CreateApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]
     ListApiKeys: _grpc.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]
     RevokeApiKey: _grpc.UnaryUnaryMultiCallable[_policy_pb2.RevokeApiKeyRequest, _policy_pb2.RevokeApiKeyResponse]
@@ -82,8 +84,8 @@ class PolicyServiceStub:
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
-    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    """Admit, AdmitMany, Reserve, Renew, Settle, SettleMany and GetStreamGuards are for services alone: they send the service key in the
+    metadata `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
     `policy`. A gateway passes them on.
     """
 
@@ -100,6 +102,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """These reserved requests still run. One that is not renewed in time is given back."""
     Settle: _aio.UnaryUnaryMultiCallable[_policy_pb2.SettleRequest, _policy_pb2.SettleResponse]  # type: ignore[assignment]
     """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
+    SettleMany: _aio.UnaryUnaryMultiCallable[_policy_pb2.SettleManyRequest, _policy_pb2.SettleManyResponse]  # type: ignore[assignment]
+    """The same for requests that ended at about the same time."""
     CreateApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.CreateApiKeyRequest, _policy_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
     ListApiKeys: _aio.UnaryUnaryMultiCallable[_policy_pb2.ListApiKeysRequest, _policy_pb2.ListApiKeysResponse]  # type: ignore[assignment]
     RevokeApiKey: _aio.UnaryUnaryMultiCallable[_policy_pb2.RevokeApiKeyRequest, _policy_pb2.RevokeApiKeyResponse]  # type: ignore[assignment]
@@ -132,8 +136,8 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """Makes and changes what a document has, and leaves what it does not have. All of it is checked first."""
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Admit, AdmitMany, Reserve, Renew, Settle and GetStreamGuards are for services alone: they send the service key in the metadata
-    `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
+    """Admit, AdmitMany, Reserve, Renew, Settle, SettleMany and GetStreamGuards are for services alone: they send the service key in the
+    metadata `x-inferflux-service-key`. The others need a key: those that begin with List, Get or Check the scope `policy:read`, the rest
     `policy`. A gateway passes them on.
     """
 
@@ -178,6 +182,14 @@ class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_policy_pb2.SettleResponse, _abc.Awaitable[_policy_pb2.SettleResponse]]:
         """What an admitted request used in the end, or so far. What it had reserved beyond that is given back."""
+
+    @_abc_1.abstractmethod
+    def SettleMany(
+        self,
+        request: _policy_pb2.SettleManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_policy_pb2.SettleManyResponse, _abc.Awaitable[_policy_pb2.SettleManyResponse]]:
+        """The same for requests that ended at about the same time."""
 
     @_abc_1.abstractmethod
     def CreateApiKey(

@@ -11,7 +11,7 @@ _POLICY = policy_pb2.DESCRIPTOR.services_by_name["PolicyService"]
 
 SERVICE_NAME = _POLICY.full_name
 
-FOR_SERVICES = ("Admit", "AdmitMany", "Reserve", "Renew", "Settle", "GetStreamGuards")
+FOR_SERVICES = ("Admit", "AdmitMany", "Reserve", "Renew", "Settle", "SettleMany", "GetStreamGuards")
 """Methods that services call, with the service key."""
 
 ADMIN_METHODS = tuple(method for method in _POLICY.methods if method.name not in FOR_SERVICES)

@@ -16,12 +16,12 @@ from inferflux.common.credentials import could_be_credential
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
-from .admit_calls import AdmitCalls, Outcome, outcomes_of
 from .caller import Caller
 from .gate import Gate
+from .policy_questions import PolicyQuestions, admitted_of, settled_of
 
-# Questions under way at a time: about calls, and each about one request.
-_QUESTIONS, _AT_ONCE = 4, 16
+# Questions under way at a time: about calls, about requests that ended, and each about one request.
+_ADMITS, _SETTLES, _RESERVES = 4, 2, 16
 # Keys that are remembered as admitted.
 _KEYS_REMEMBERED = 4096
 
@@ -55,9 +55,9 @@ class Admission:
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
         self._timeout_s = timeout_s
         self._gate = Gate(at_once=at_once, waiting=waiting)
-        self._calls = AdmitCalls(self._ask_about, at_once=_QUESTIONS)
-        self._reserves = asyncio.Semaphore(_AT_ONCE)
-        self._settles = asyncio.Semaphore(_AT_ONCE)
+        self._calls = PolicyQuestions(self._ask_about, at_once=_ADMITS)
+        self._ended = PolicyQuestions(self._settle_together, at_once=_SETTLES)
+        self._reserves = asyncio.Semaphore(_RESERVES)
         # Digests of keys that were admitted, the latest last.
         self._admitted: OrderedDict[bytes, None] = OrderedDict()
 
@@ -84,7 +84,7 @@ class Admission:
         key = hashlib.sha256(credential.encode()).digest()
         async with self._gate.place(is_preferred=key in self._admitted):
             try:
-                answer = await self._calls.admit(ask)
+                answer = await self._calls.answer(ask)
             except InferFluxError as refusal:
                 note_holder(context.record, refusal)
                 if isinstance(refusal, Unauthenticated):
@@ -108,13 +108,15 @@ class Admission:
             facts=answer.facts if answer.HasField("facts") else None,
         )
 
-    async def _ask_about(self, calls: Sequence[policy_pb2.AdmitRequest]) -> Sequence[Outcome]:
+    async def _ask_about(
+        self, calls: Sequence[policy_pb2.AdmitRequest]
+    ) -> Sequence[policy_pb2.AdmitResponse | InferFluxError]:
         """What policy says of each of these calls."""
         try:
             if len(calls) > 1:
                 many = policy_pb2.AdmitManyRequest(requests=calls)
                 answer = await self._stub.AdmitMany(many, timeout=self._timeout_s, metadata=self._metadata())
-                return outcomes_of(answer)
+                return admitted_of(answer)
             metadata = self._metadata(calls[0].request_id, calls[0].traceparent)
             return [await self._stub.Admit(calls[0], timeout=self._timeout_s, metadata=metadata)]
         except grpc.aio.AioRpcError as error:
@@ -171,13 +173,22 @@ class Admission:
         Raises:
             InferFluxError: policy does not answer, or does not take it.
         """
-        async with self._settles:
-            try:
-                await self._stub.Settle(
-                    request, timeout=self._timeout_s, metadata=self._metadata(request.request_id)
+        await self._ended.answer(request)
+
+    async def _settle_together(
+        self, ended: Sequence[policy_pb2.SettleRequest]
+    ) -> Sequence[policy_pb2.SettleResponse | InferFluxError]:
+        """What policy says of each of these requests."""
+        try:
+            if len(ended) > 1:
+                many = policy_pb2.SettleManyRequest(requests=ended)
+                return settled_of(
+                    await self._stub.SettleMany(many, timeout=self._timeout_s, metadata=self._metadata())
                 )
-            except grpc.aio.AioRpcError as error:
-                raise to_error(error) from None
+            metadata = self._metadata(ended[0].request_id)
+            return [await self._stub.Settle(ended[0], timeout=self._timeout_s, metadata=metadata)]
+        except grpc.aio.AioRpcError as error:
+            return [to_error(error) for _ in ended]
 
     def _metadata(self, request_id: str = "", traceparent: str = "") -> tuple[tuple[str, str], ...]:
         return grpc_metadata.outgoing(

@@ -20,6 +20,7 @@ MAX_BODY_BYTES = 16 << 10
 _LARGER_BODIES = {
     # What a gateway asks about together, of 64 KiB at the most but for one that is larger.
     "AdmitMany": 128 << 10,
+    "SettleMany": 128 << 10,
     # 512 requests, each with three names of at most 64 characters.
     "Renew": 128 << 10,
     # With the text of a prompt: gateways take texts of at most 15 MiB.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer", bound=Message)
 
-MAX_ADMITTED = 64
+MAX_ADMITTED = MAX_SETTLED = 64
 MAX_RENEWED = 512
 
 log = logs.get()
@@ -168,19 +168,15 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         self, request: policy_pb2.AdmitManyRequest, context: Context
     ) -> policy_pb2.AdmitManyResponse:
         check_count(request.requests, MAX_ADMITTED, "requests")
-        answers = await asyncio.gather(*(self._answer(each, context) for each in request.requests))
+        answers = await asyncio.gather(*(self._admit_one(each, context) for each in request.requests))
         return policy_pb2.AdmitManyResponse(answers=answers)
 
-    async def _answer(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitAnswer:
-        """The outcome of one of many."""
+    async def _admit_one(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitAnswer:
         logs.bind_request(**logs.of_request(request.request_id, trace_id=trace_id_of(request.traceparent)))
-        try:
-            return policy_pb2.AdmitAnswer(admitted=await self.Admit(request, context))
-        except InferFluxError as error:
-            refusal = error
-        except Exception as error:  # noqa: BLE001  # it ends this call, and none of those beside it
-            refusal = unexpected(error, "AdmitMany")
-        return policy_pb2.AdmitAnswer(refused=to_status(refusal).SerializeToString())
+        admitted = await _one_of_many(self.Admit(request, context), "AdmitMany")
+        if isinstance(admitted, bytes):
+            return policy_pb2.AdmitAnswer(refused=admitted)
+        return policy_pb2.AdmitAnswer(admitted=admitted)
 
     async def Reserve(
         self, request: policy_pb2.ReserveRequest, context: Context
@@ -237,6 +233,22 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             is_partial=request.is_partial,
         )
         return policy_pb2.SettleResponse()
+
+    async def SettleMany(
+        self, request: policy_pb2.SettleManyRequest, context: Context
+    ) -> policy_pb2.SettleManyResponse:
+        check_count(request.requests, MAX_SETTLED, "requests")
+        answers = await asyncio.gather(*(self._settle_one(each, context) for each in request.requests))
+        return policy_pb2.SettleManyResponse(answers=answers)
+
+    async def _settle_one(
+        self, request: policy_pb2.SettleRequest, context: Context
+    ) -> policy_pb2.SettleAnswer:
+        logs.bind_request(**logs.of_request(request.request_id))
+        settled = await _one_of_many(self.Settle(request, context), "SettleMany")
+        if isinstance(settled, bytes):
+            return policy_pb2.SettleAnswer(refused=settled)
+        return policy_pb2.SettleAnswer(settled=settled)
 
     async def CreateApiKey(
         self, request: policy_pb2.CreateApiKeyRequest, context: Context
@@ -456,6 +468,18 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         """Count a request of the key and its tenant."""
         subjects = [key_subject(holder.key_id), tenant_subject(holder.tenant)]
         return await self._parts.limiter.admit(subjects)
+
+
+async def _one_of_many(answer: Awaitable[_Answer], method: str) -> _Answer | bytes:
+    """The answer to one of many questions; refused, an encoded google.rpc.Status."""
+    try:
+        return await answer
+    except InferFluxError as error:
+        refusal = error
+    except Exception as error:  # noqa: BLE001  # it ends this one, and none of those beside it
+        refusal = unexpected(error, method)
+    refused: bytes = to_status(refusal).SerializeToString()
+    return refused
 
 
 @contextmanager

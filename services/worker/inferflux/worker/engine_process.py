@@ -20,6 +20,9 @@ ENGINE, EMBEDDER = "inferflux.worker.engine", "inferflux.worker.embedder"
 # with anything else. A virtual core that sleeps may be given to another machine and come back late, so that
 # sleeping soon costs up to a third of the speed where its host is busy. This is some milliseconds.
 SPIN_COUNT: Final = "100000"
+# An embedder computes for long between its barriers. While it spins, the gateway and policy, which have a whole
+# request for each of its texts, cannot run on that core.
+EMBEDDER_SPIN_COUNT: Final = "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class EngineProcess:
 
     @classmethod
     def start(cls, module: str) -> Self:
+        spin_count = EMBEDDER_SPIN_COUNT if module == EMBEDDER else SPIN_COUNT
         ours, theirs = socket.socketpair()
         lifeline_end, lifeline = os.pipe()
         stderr = Captured()
@@ -49,7 +53,7 @@ class EngineProcess:
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stderr=stderr.fileno(),
-                env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
+                env={"GOMP_SPINCOUNT": spin_count, **os.environ},
             )
         except BaseException:
             ours.close()

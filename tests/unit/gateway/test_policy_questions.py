@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferflux.common.errors import PermissionDenied, Unavailable
-from inferflux.gateway.admit_calls import MOST_REQUESTS, AdmitCalls, Outcome
+from inferflux.common.errors import InferFluxError, PermissionDenied, Unavailable
+from inferflux.gateway.policy_questions import MOST_REQUESTS, PolicyQuestions
 from inferflux.v1 import policy_pb2
+
+Outcome = policy_pb2.AdmitResponse | InferFluxError
+AdmitCalls = PolicyQuestions[policy_pb2.AdmitRequest, policy_pb2.AdmitResponse]
 
 
 class Policy:
@@ -40,7 +43,7 @@ def call(request_id: str, credential: str = "") -> policy_pb2.AdmitRequest:
 def ask(
     calls: AdmitCalls, *requests: policy_pb2.AdmitRequest
 ) -> list[asyncio.Task[policy_pb2.AdmitResponse]]:
-    return [asyncio.create_task(calls.admit(request)) for request in requests]
+    return [asyncio.create_task(calls.answer(request)) for request in requests]
 
 
 async def let_run() -> None:
@@ -102,7 +105,7 @@ async def test_after_policy_was_away_calls_are_admitted_again() -> None:
     answers = await asyncio.gather(*ask(calls, *(call(f"r{i}") for i in range(9))), return_exceptions=True)
     assert {type(answer) for answer in answers} == {Unavailable}
     policy.is_away = False
-    assert (await calls.admit(call("back"))).tenant == "back"
+    assert (await calls.answer(call("back"))).tenant == "back"
 
 
 async def test_a_defect_ends_the_calls_it_hit_and_no_others() -> None:
@@ -117,8 +120,8 @@ async def test_a_defect_ends_the_calls_it_hit_and_no_others() -> None:
     policy.may_answer.set()
     calls = AdmitCalls(policy.ask, at_once=1)
     with pytest.raises(RuntimeError, match="a defect"):
-        await calls.admit(call("hit"))
-    assert (await calls.admit(call("next"))).tenant == "next"
+        await calls.answer(call("hit"))
+    assert (await calls.answer(call("next"))).tenant == "next"
 
 
 async def test_an_answer_about_fewer_calls_leaves_none_waiting() -> None:

@@ -1,10 +1,13 @@
-"""Has policy admit calls: those that come while it is asked go together in the next question."""
+"""Asks policy about calls: those that come while it is asked go together in the next question."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
 
 from inferflux.common.errors import InferFluxError, Unavailable, from_status
 from inferflux.common.tasks import Background
@@ -13,13 +16,11 @@ from inferflux.v1 import policy_pb2
 MOST_REQUESTS = 64
 _MOST_BYTES = 64 << 10
 
-Answer = policy_pb2.AdmitResponse
-Outcome = Answer | InferFluxError
-_Waiting = tuple[policy_pb2.AdmitRequest, "asyncio.Future[Answer]"]
-Ask = Callable[[Sequence[policy_pb2.AdmitRequest]], Awaitable[Sequence[Outcome]]]
+_Request = TypeVar("_Request", bound=Message)
+_Answer = TypeVar("_Answer")
 
 
-class AdmitCalls:
+class PolicyQuestions(Generic[_Request, _Answer]):
     """Asks one question at once while few calls come, and for many calls at a time while many do.
 
     Args:
@@ -27,17 +28,22 @@ class AdmitCalls:
         at_once: questions under way at the same time.
     """
 
-    def __init__(self, ask: Ask, *, at_once: int) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Sequence[_Request]], Awaitable[Sequence[_Answer | InferFluxError]]],
+        *,
+        at_once: int,
+    ) -> None:
         self._ask = ask
         self._n_free = at_once
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[tuple[_Request, asyncio.Future[_Answer]]] = deque()
         self._background = Background()
 
-    async def admit(self, request: policy_pb2.AdmitRequest) -> Answer:
+    async def answer(self, request: _Request) -> _Answer:
         """Raises:
         InferFluxError: policy says no, or does not answer.
         """
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, answer))
         if self._n_free:
             self._n_free -= 1
@@ -52,9 +58,9 @@ class AdmitCalls:
         finally:
             self._n_free += 1
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[tuple[_Request, asyncio.Future[_Answer]]]:
         """The calls of the next question; those whose callers have left are left out."""
-        calls: list[_Waiting] = []
+        calls: list[tuple[_Request, asyncio.Future[_Answer]]] = []
         n_bytes = 0
         while self._waiting and len(calls) < MOST_REQUESTS:
             request, answer = self._waiting[0]
@@ -66,8 +72,8 @@ class AdmitCalls:
                 calls.append((request, answer))
         return calls
 
-    async def _ask_about(self, calls: Sequence[_Waiting]) -> None:
-        outcomes: Sequence[Outcome | Exception]
+    async def _ask_about(self, calls: Sequence[tuple[_Request, asyncio.Future[_Answer]]]) -> None:
+        outcomes: Sequence[_Answer | Exception]
         try:
             outcomes = await self._ask([request for request, _ in calls])
             if len(outcomes) != len(calls):
@@ -84,8 +90,15 @@ class AdmitCalls:
                 answer.set_result(outcome)
 
 
-def outcomes_of(response: policy_pb2.AdmitManyResponse) -> list[Outcome]:
+def admitted_of(response: policy_pb2.AdmitManyResponse) -> list[policy_pb2.AdmitResponse | InferFluxError]:
     """What policy says of each call."""
     return [
         each.admitted if each.HasField("admitted") else from_status(each.refused) for each in response.answers
+    ]
+
+
+def settled_of(response: policy_pb2.SettleManyResponse) -> list[policy_pb2.SettleResponse | InferFluxError]:
+    """What policy says of each request that ended."""
+    return [
+        each.settled if each.HasField("settled") else from_status(each.refused) for each in response.answers
     ]
