@@ -2,10 +2,10 @@
 
     .venv/bin/python -m benchmarks.embeddings [--seconds 5] [--rounds 4] [--concurrent 32] [--texts 1]
 
-The model is all-MiniLM-L6-v2, each text has 64 tokens. The bare loop embeds batches of one size after the
-other, as fast as it can. Its fastest size counts, and the faster of two ways in which its threads wait: as an
-embedder's do, and as OpenMP has it. Prints the median ratio of the rounds, and the CPU time that each process
-spends on a text.
+The model is all-MiniLM-L6-v2, each text has `--tokens` tokens. The bare loop embeds batches of one size after
+the other, as fast as it can. Its fastest size counts, and the faster of two ways in which its threads wait:
+as an embedder's do, and as OpenMP has it. Prints the median ratio of the rounds, and the CPU time that each
+process spends on a text.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ from .command_line import add_json, make_parser, positive, show_figures
 from .cpu_cost import cpu_s, per_request_ms
 from .stats import median
 
-_TOKENS = 64
 _BATCHES = (4, 8, 16, 32)
 _MODEL = "minilm"
 _WARM_UP_S = 2.0
 
 
-def _bare(path: str, threads: int, asked: Connection) -> None:
+def _bare(path: str, threads: int, tokens: int, asked: Connection) -> None:
     """Asked with the texts of a batch and seconds, it says how many texts a second that makes."""
     from inferflux.v1 import engine_pb2, model_pb2
     from inferflux.worker.embedder.backend import Backend
@@ -53,7 +52,7 @@ def _bare(path: str, threads: int, asked: Connection) -> None:
         slots=1,
     )
     backend = Backend(config)
-    text = np.array(_ids(), np.int32)
+    text = np.array(_ids(tokens), np.int32)
     while (ask := asked.recv()) is not None:
         batch, seconds = ask
         began, done = time.perf_counter(), 0
@@ -70,11 +69,11 @@ class _BareLoop:
         spin: how its threads wait, as `GOMP_SPINCOUNT` has it; "": OpenMP's default.
     """
 
-    def __init__(self, path: Path, threads: int, spin: str) -> None:
+    def __init__(self, path: Path, threads: int, tokens: int, spin: str) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._asked, theirs = spawn.Pipe()
         self._process: BaseProcess = spawn.Process(
-            target=_bare, args=(str(path), threads, theirs), daemon=True
+            target=_bare, args=(str(path), threads, tokens, theirs), daemon=True
         )
         before = os.environ.pop("GOMP_SPINCOUNT", None)
         if spin:
@@ -94,17 +93,17 @@ class _BareLoop:
         self._process.join()
 
 
-def _ids() -> list[int]:
-    return [101, *range(2000, 2000 + _TOKENS - 2), 102]
+def _ids(tokens: int) -> list[int]:
+    return [101, *range(2000, 2000 + tokens - 2), 102]
 
 
 class _Load:
     """Callers that embed, one call after the other."""
 
-    def __init__(self, client: AsyncClient, texts: int) -> None:
+    def __init__(self, client: AsyncClient, texts: int, tokens: int) -> None:
         self.done = 0
         self._client = client
-        self._ids = [_ids()] * texts
+        self._ids = [_ids(tokens)] * texts
 
     async def rate(self, concurrent: int, seconds: float) -> float:
         """Texts a second."""
@@ -130,7 +129,9 @@ def _spent_s(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 async def _measure(path: Path, options: argparse.Namespace) -> dict[str, float]:
-    loops = {spin: _BareLoop(path, options.threads, spin) for spin in (EMBEDDER_SPIN_COUNT, "")}
+    loops = {
+        spin: _BareLoop(path, options.threads, options.tokens, spin) for spin in (EMBEDDER_SPIN_COUNT, "")
+    }
     rates = {
         (spin, batch): await loop.rate(batch, options.seconds / 2)
         for batch in _BATCHES
@@ -143,7 +144,7 @@ async def _measure(path: Path, options: argparse.Namespace) -> dict[str, float]:
         AsyncClient(stack.endpoint, api_key=stack.api_key) as client,
     ):
         pids = {name: each.pid for name, each in stack.processes.items()}
-        load = _Load(client, options.texts)
+        load = _Load(client, options.texts, options.tokens)
         spent = dict.fromkeys((*pids, "client"), 0.0)
         ratios, through, alone = [], [], []
         for _ in track(range(options.rounds), console=Console(stderr=True), description="rounds"):
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=4)
     parser.add_argument("--concurrent", type=positive, default=32)
     parser.add_argument("--texts", type=positive, default=1, help="of a call")
+    parser.add_argument("--tokens", type=positive, default=64, help="of a text")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--spin", default=EMBEDDER_SPIN_COUNT, help="GOMP_SPINCOUNT of the embedder")
     add_json(parser)

@@ -20,8 +20,8 @@ ENGINE, EMBEDDER = "inferflux.worker.engine", "inferflux.worker.embedder"
 # with anything else. A virtual core that sleeps may be given to another machine and come back late, so that
 # sleeping soon costs up to a third of the speed where its host is busy. This is some milliseconds.
 SPIN_COUNT: Final = "100000"
-# An embedder computes for long between its barriers. While it spins, the gateway and policy, which have a whole
-# request for each of its texts, cannot run on that core.
+# An embedder computes for long between its barriers. While it spins, the gateway and policy, which have a
+# whole request for each of its texts, cannot run on that core.
 EMBEDDER_SPIN_COUNT: Final = "0"
 
 
