@@ -12,7 +12,11 @@ def test_a_model_says_what_it_can_do_and_where_its_file_is() -> None:
         state=model_pb2.MODEL_STATE_READY,
         places=[
             model_pb2.ModelPlace(
-                host_id="h", state=model_pb2.MODEL_STATE_READY, path="/m.gguf", needs_bytes=7
+                host_id="h",
+                state=model_pb2.MODEL_STATE_READY,
+                path="/m.gguf",
+                mmproj_path="/eyes.gguf",
+                needs_bytes=7,
             )
         ],
     )
@@ -20,6 +24,18 @@ def test_a_model_says_what_it_can_do_and_where_its_file_is() -> None:
     assert (said["can_call_tools"], said["can_constrain"], said["can_speculate"]) == (True, True, False)
     (place,) = said["places"]
     assert (place["host_id"], place["state"], place["path"]) == ("h", "ready", "/m.gguf")
+    assert place["mmproj_path"] == "/eyes.gguf"
+
+
+def test_a_model_says_what_it_is_there_for() -> None:
+    for role, name in (
+        (model_pb2.MODEL_ROLE_UNSPECIFIED, "generation"),
+        (model_pb2.MODEL_ROLE_GENERATION, "generation"),
+        (model_pb2.MODEL_ROLE_EMBEDDING, "embedding"),
+        (model_pb2.MODEL_ROLE_RERANK, "rerank"),
+    ):
+        said = to_json(model_pb2.Model(card=model_pb2.ModelCard(name="m", role=role), is_pinned=True), 1)
+        assert (said["role"], said["is_pinned"], said["is_default"]) == (name, True, False)
 
 
 def test_whether_a_model_speculates_is_not_known_before_it_was_loaded() -> None:

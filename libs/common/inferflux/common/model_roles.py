@@ -16,6 +16,12 @@ ROLES: Final[Mapping[RoleName, model_pb2.ModelRole.ValueType]] = {
     "rerank": model_pb2.MODEL_ROLE_RERANK,
 }
 
+
+def name_of(role: model_pb2.ModelRole.ValueType) -> RoleName:
+    """How people spell a role. One that is not told is of a model that generates."""
+    return next((name for name, known in ROLES.items() if known == role), "generation")
+
+
 _DOES = {
     model_pb2.MODEL_ROLE_UNSPECIFIED: "generates",
     model_pb2.MODEL_ROLE_GENERATION: "generates",

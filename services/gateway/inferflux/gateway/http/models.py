@@ -7,6 +7,7 @@ from typing import Any
 from inferflux.common import checks
 from inferflux.common.adapters import joined
 from inferflux.common.model_names import allows
+from inferflux.common.model_roles import name_of
 from inferflux.gateway.models import ModelRegistry
 from inferflux.v1 import model_pb2
 
@@ -64,7 +65,9 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "max_model_len": card.context_length,
         "digest": card.digest,
         "architecture": card.architecture,
+        "role": name_of(card.role),
         "parameters": card.parameters,
+        "size_bytes": card.size_bytes,
         "quantization": card.quantization,
         "kv_bytes_per_token": card.kv_bytes_per_token,
         "n_experts": card.n_experts,
@@ -78,6 +81,8 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "workers": model.workers,
         "state": _state(model.state),
         "aliases": list(model.aliases),
+        "is_default": model.is_default,
+        "is_pinned": model.is_pinned,
         "places": [_place_json(place) for place in model.places],
     }
 
@@ -88,6 +93,7 @@ def _place_json(place: model_pb2.ModelPlace) -> dict[str, Any]:
         "state": _state(place.state),
         "since": place.since_unix_ms // 1000,
         "path": place.path,
+        "mmproj_path": place.mmproj_path,
         "digest": place.digest,
         "needs_bytes": place.needs_bytes,
     }

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from inferflux.common.model_roles import ROLES
+
 Schema = dict[str, Any]
 
 
@@ -108,6 +110,8 @@ _MODEL = _object(
     created=_COUNT,
     owned_by=_TEXT,
     max_model_len=_COUNT,
+    role={"enum": [*ROLES]},
+    size_bytes=_COUNT,
     quantization=_TEXT,
     has_chat_template=_BOOLEAN,
     can_call_tools=_BOOLEAN,
@@ -118,7 +122,11 @@ _MODEL = _object(
     workers=_COUNT,
     state=_MODEL_STATE,
     aliases=_array(_TEXT),
-    places=_array(_object(host_id=_TEXT, state=_MODEL_STATE, path=_TEXT, needs_bytes=_COUNT)),
+    is_default=_BOOLEAN,
+    is_pinned=_BOOLEAN,
+    places=_array(
+        _object(host_id=_TEXT, state=_MODEL_STATE, path=_TEXT, mmproj_path=_TEXT, needs_bytes=_COUNT)
+    ),
 )
 _HEALTH = _object(status={"enum": ["ok", "degraded"]}, reason=_TEXT)
 _READINESS = _object(
