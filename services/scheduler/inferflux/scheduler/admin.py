@@ -39,19 +39,6 @@ _FIRST_VERSION = 1
 # What a change can set.
 _NAMES = tuple(field.name for field in fields(FairnessSettings) if field.name != "version")
 _T = TypeVar("_T")
-# Requests that one scheduler answers even if what they name is not known.
-_ABOUT_MODELS = frozenset(
-    {
-        "load_model",
-        "unload_model",
-        "add_adapter",
-        "remove_adapter",
-        "pull_model",
-        "remove_model",
-        "verify_model",
-    }
-)
-
 # Longest wait for a worker, whose engine answers within 4 s.
 _WORKER_LIMIT_S = 5.0
 # Leaders of other models may write the same change at the same time.
@@ -424,9 +411,9 @@ async def serve_admin(
     return serving
 
 
-_ASKED_ELSEWHERE = frozenset(
+# Of these one scheduler alone answers, even if what they name is not known.
+_ABOUT_MODELS = frozenset(
     {
-        "clear_cache",
         "load_model",
         "unload_model",
         "add_adapter",
@@ -436,6 +423,7 @@ _ASKED_ELSEWHERE = frozenset(
         "verify_model",
     }
 )
+_ASKED_ELSEWHERE = _ABOUT_MODELS | {"clear_cache"}
 
 
 def _is_for_a_worker(data: bytes) -> bool:
