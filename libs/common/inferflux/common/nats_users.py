@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from inferflux.common import hosts, subjects
+from inferflux.common.partitions import SHARDS
 from inferflux.common.subjects import (
     IMAGES_BUCKET,
     IMAGES_STREAM,
@@ -42,6 +43,8 @@ OPERATOR = "operator"
 
 # What a worker is sent.
 _TO_A_WORKER = (subjects.worker_batch, subjects.worker_probe, subjects.worker_command)
+# A scheduler process replies once for each partition of the models that it leads.
+_MOST_REPLIES = SHARDS
 # How long after a message it may be replied to: longer than anyone waits.
 _REPLY_WITHIN = "2m"
 
@@ -227,7 +230,7 @@ def _user_config(user: NatsUser, password: str) -> str:
         lines.append(f"  publish: {{allow: {_listed(user.publish)}}}")
         lines.append(f"  subscribe: {{allow: {_listed(user.subscribe)}}}")
         if user.replies:
-            lines.append(f'  allow_responses: {{max: 1, expires: "{_REPLY_WITHIN}"}}')
+            lines.append(f'  allow_responses: {{max: {_MOST_REPLIES}, expires: "{_REPLY_WITHIN}"}}')
         lines.append("}")
     return "".join(["    {\n", *(f"      {line}\n" for line in lines), "    }\n"])
 
