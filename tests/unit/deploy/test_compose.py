@@ -21,7 +21,7 @@ from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_
 
 from inferflux.common import healthcheck, subjects
 from inferflux.common.access_files import write_access
-from inferflux.common.servers import NATS_MAX_FILE_STORE, NATS_MAX_PAYLOAD, NATS_SYNC_ALONE, nats_command
+from inferflux.common.servers import NATS_MAX_FILE_STORE, NATS_MAX_PAYLOAD, NATS_SYNC_INTERVAL, nats_command
 from inferflux.common.service_key import parse_service_keys
 from inferflux.common.settings import load
 from inferflux.policy.decisions.cedar_files import CedarFiles
@@ -467,7 +467,7 @@ def test_nats_takes_its_configuration_and_the_payloads_we_send(tmp_path: Path) -
     checked = subprocess.run([binary, "-t", "-c", str(config)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
     assert f"max_payload: {NATS_MAX_PAYLOAD}\n" in text
-    assert f"sync_interval: {NATS_SYNC_ALONE}\n" in text
+    assert f"sync_interval: {NATS_SYNC_INTERVAL}\n" in text
     assert f"max_file_store: {NATS_MAX_FILE_STORE}\n" in text
     assert set(re.findall(r'"0\.0\.0\.0:(\d+)"', text)) == {str(p) for p in listening("nats")}
     image = read_dockerfile(dockerfile_of("nats"))[-1]

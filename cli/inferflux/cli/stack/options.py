@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.cli.errors import CommandError
+from inferflux.common.servers import NATS_SYNC_INTERVAL
 
 DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"
 MODELS_STORE = "INFERFLUX_MODELS_STORE"
@@ -40,7 +41,7 @@ class StackOptions:
         nats_store: where nats-server keeps its streams; None is below `state_dir`. Not of a cluster.
         has_disk_tier: whether workers keep KV state below `state_dir`.
         has_store: whether they keep models that are pulled there, all in one folder.
-        nats_sync_interval: how often nats-server syncs them to the disk; "": as `nats_command` has it.
+        nats_sync_interval: how often nats-server syncs them to the disk.
         has_tls: whether connections are encrypted, and services show certificates to each other. Not those to
             Redis: its server here does not speak TLS.
     """
@@ -74,7 +75,7 @@ class StackOptions:
     nats_store: Path | None = None
     has_disk_tier: bool = False
     has_store: bool = False
-    nats_sync_interval: str = ""
+    nats_sync_interval: str = NATS_SYNC_INTERVAL
     has_tls: bool = False
 
 

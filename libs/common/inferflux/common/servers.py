@@ -24,10 +24,9 @@ LOOPBACK = "127.0.0.1"
 NATS_CLUSTER = "inferflux"
 # A prompt of a million token ids is about 4 MB; nats-server's own limit is 1 MB.
 NATS_MAX_PAYLOAD = 8 << 20
-# How long an acknowledged write may wait for the disk; nats-server's own is two minutes. A server alone syncs
-# each before it acknowledges it. Of several, a majority has each: only a power cut of all can lose it.
-NATS_SYNC_ALONE = "always"
-NATS_SYNC_CLUSTERED = "100ms"
+# How long an acknowledged write may wait for the disk; nats-server's own is two minutes. With longer ones a
+# power cut of all servers of a cluster can leave copies of a stream that differ.
+NATS_SYNC_INTERVAL = "always"
 # Without it, nats-server takes three quarters of the free space at its start. Started on a full disk, it
 # would then refuse every write for as long as it runs.
 NATS_MAX_FILE_STORE = "1TB"
@@ -83,7 +82,7 @@ def nats_command(
     *,
     host: str = LOOPBACK,
     monitor_port: int = 0,
-    sync_interval: str = "",
+    sync_interval: str = NATS_SYNC_INTERVAL,
     users_file: Path | None = None,
     tls: TlsFiles | None = None,
     member: NatsMember | None = None,
@@ -92,15 +91,13 @@ def nats_command(
 
     Args:
         monitor_port: of /healthz over HTTP; 0: none.
-        sync_interval: how often what was written is synced to the disk, as nats-server takes it; "": always
-            where it is alone, `NATS_SYNC_CLUSTERED` as one of several.
+        sync_interval: how often what was written is synced to the disk, as nats-server takes it.
         users_file: its `authorization`; None: every client may do everything.
         tls: its own files; clients must show a certificate of its `ca`, if it has one. None: plain text.
         member: which of a cluster it is; None: it is alone.
     """
     store_dir.mkdir(parents=True, exist_ok=True)
     config = store_dir / "nats.conf"
-    sync_interval = sync_interval or (NATS_SYNC_ALONE if member is None else NATS_SYNC_CLUSTERED)
     lines = [
         f"host: {host}",
         f"port: {port}",
