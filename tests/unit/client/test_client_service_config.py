@@ -7,7 +7,9 @@ import json
 import grpc
 import pytest
 
-from inferflux.client.service_config import OWN_SERVICE_CONFIG, SERVICE_CONFIG
+from inferflux.client.following import Patience
+from inferflux.client.service_config import OWN_OPTIONS, OWN_SERVICE_CONFIG, SERVICE_CONFIG
+from inferflux.common.grpc_options import SERVER_OPTIONS
 
 
 @pytest.mark.parametrize("text", [SERVICE_CONFIG, OWN_SERVICE_CONFIG])
@@ -24,3 +26,10 @@ def test_the_clients_make_their_own_generations_again() -> None:
         return {each["method"] for each in json.loads(text)["methodConfig"][0]["name"]}
 
     assert methods(SERVICE_CONFIG) - methods(OWN_SERVICE_CONFIG) == {"Chat", "Generate"}
+
+
+def test_a_gateway_that_says_nothing_is_given_up_within_the_resume_window_and_allows_the_pings() -> None:
+    own, theirs = dict(OWN_OPTIONS), dict(SERVER_OPTIONS)
+    ping_ms, answer_ms = int(own["grpc.keepalive_time_ms"]), int(own["grpc.keepalive_timeout_ms"])
+    assert ping_ms + answer_ms < Patience().window_s * 1000
+    assert ping_ms > int(theirs["grpc.http2.min_recv_ping_interval_without_data_ms"])

@@ -54,7 +54,11 @@ SERVICE_CONFIG = _config(with_generations=True)
 OWN_SERVICE_CONFIG = _config(with_generations=False)
 """Of this package's clients, which know more than gRPC of when a request may be sent again."""
 
-OWN_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", OWN_SERVICE_CONFIG))
+# A gateway whose host is gone says nothing. It is given up 5 s after something was sent to it, a ping at the
+# latest, so that its streams are resumed within their window. Gateways allow a ping every 10 s.
+_PINGS = {"grpc.keepalive_time_ms": 12_000, "grpc.keepalive_timeout_ms": 5_000}
+
+OWN_OPTIONS = tuple({**dict(CHANNEL_OPTIONS), **_PINGS, "grpc.service_config": OWN_SERVICE_CONFIG}.items())
 """Of their channels."""
 
 
