@@ -131,6 +131,7 @@ async def test_a_server_without_ranges_sends_all_of_it_again(world: World) -> No
 async def test_a_file_without_a_validator_is_sent_again(world: World) -> None:
     world.server.files["/m.gguf"] = Served(DATA, breaks_at=[60_000], etag="")
     await world.refused(Unavailable, retries=Retries(most=1, first_s=0.0))
+    assert world.files() == []
     await world.pull()
     assert world.data() == DATA
     assert world.server.ranges("/m.gguf") == ["", ""]
@@ -448,6 +449,7 @@ async def test_a_disk_that_takes_no_more_is_not_the_sources_fault(world: World, 
     ended = await in_a_process(Task("pull", str(world.store.path), "m", source=str(source)), limit)
     assert (ended.reason, ended.field) == ("STORE_BROKEN", "")
     assert "too large" in ended.message
+    assert world.files() == []
 
 
 async def test_pulls_that_begin_at_once_share_the_quota(world: World) -> None:

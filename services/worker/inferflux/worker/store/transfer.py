@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 
 from inferflux.common.errors import (
     Aborted,
+    InferFluxError,
     InvalidArgument,
     NotFound,
     Unavailable,
@@ -153,9 +154,15 @@ class Transfer:
                     sleep=self._sleep,
                 )
             return self._finished()
-        except InvalidArgument:
-            self._start_anew()  # another pull would bring the same
+        except (InferFluxError, OSError) as error:
+            if isinstance(error, InvalidArgument) or not self._may_resume:
+                self._start_anew()  # another pull would bring the same, or all of it again
             raise
+
+    @property
+    def _may_resume(self) -> bool:
+        """Whether what is there can be told from a part of another file. Copies begin anew."""
+        return self._wanted.path is None and bool(self._validator or self._wanted.sha256)
 
     @property
     def _is_whole(self) -> bool:
@@ -180,8 +187,7 @@ class Transfer:
             self._total = state["total"] if self._total is None else self._total
         except (OSError, ValueError, KeyError, TypeError):
             is_same = False
-        may_resume = bool(self._validator or self._wanted.sha256)
-        if not (is_same and may_resume and self._path.exists()) or self._wanted.path is not None:
+        if not (is_same and self._may_resume and self._path.exists()):
             self._start_anew()
             return
         self._say("checking what is there")
