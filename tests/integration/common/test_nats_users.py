@@ -73,6 +73,7 @@ OURS: Mapping[str, tuple[set[str], set[str]]] = {
     subjects.SCHEDULER_ADMIN: ({G}, {S}),
     subjects.SCHEDULER_LEADER: ({S}, {W}),
     subjects.SCHEDULER_ALIVE: ({S}, {S}),
+    subjects.SCHEDULER_SERVED: ({S}, {S}),
     subjects.tokens("acme", "r1"): ({G, S, W}, {G, O}),
     subjects.tokens("acme", ">"): (NONE, {G, O}),
     subjects.tokens("zeta", "r1"): ({G, S, W}, {G}),

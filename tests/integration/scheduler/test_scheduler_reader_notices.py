@@ -10,6 +10,7 @@ from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
 from inferflux.common.errors import DeadlineExceeded
+from inferflux.common.leaders import ask_who_has
 from inferflux.common.partitions import Partition, divide
 from inferflux.scheduler.core.replayed import assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2
@@ -102,21 +103,46 @@ def a_model_of(partition: Partition) -> str:
     return next(name for name in string.ascii_lowercase if partition.has(name))
 
 
-async def test_the_partition_that_has_a_request_answers_for_it_and_the_other_is_silent(
+async def test_the_partition_that_has_a_request_is_found_and_of_an_unknown_one_all_say_so(
     theatre: Stage,
 ) -> None:
-    """Neither can say that a request is unknown: the other one may have it."""
     for name in ("s0", "s1"):
         await theatre.add_scheduler(name, INFERFLUX_SCHEDULER_PARTITIONS="2")
-    for model in (a_model_of(partition) for partition in divide(2)):  # no worker: both wait in the queue
-        await theatre.submit(f"queued-{model}", model=model, attempt=f"a-{model}", window_s=60)
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    reply = await ask(theatre, joined(read(f"queued-{model}")), timeout_s=0.3)
-                    break
-                except DeadlineExceeded:  # the job is on its way
-                    continue
-        assert (reply.was_found, reply.attempt_id) == (True, f"a-{model}")
-    with pytest.raises(DeadlineExceeded):
-        await ask(theatre, joined(read("unknown")), timeout_s=0.3)
+
+    async def find(request_id: str) -> scheduler_pb2.ReaderReply:
+        return await ask_who_has(
+            theatre.bus,
+            subjects.SCHEDULER_READERS,
+            joined(read(request_id)),
+            scheduler_pb2.ReaderReply,
+            timeout_s=5,
+            is_found=lambda reply: reply.was_found,
+        )
+
+    async with asyncio.timeout(30):
+        for partition in divide(2):  # no worker: both wait in the queue
+            model = a_model_of(partition)
+            await theatre.submit(f"queued-{model}", model=model, attempt=f"a-{model}", window_s=60)
+            while not (reply := await find(f"queued-{model}")).was_found:  # the job is on its way
+                await asyncio.sleep(0.05)
+            assert (reply.partition, reply.attempt_id) == (partition.name, f"a-{model}")
+    assert not (await find("unknown")).was_found
+
+
+async def test_an_unknown_request_is_not_denied_while_a_partition_has_no_leader(theatre: Stage) -> None:
+    """Another one may have it: a leader of one partition alone answers."""
+    reply = scheduler_pb2.ReaderReply(partition="0-of-2").SerializeToString()
+    serving = await theatre.bus.serve(subjects.SCHEDULER_READERS, lambda message: message.respond(reply))
+    try:
+        with pytest.raises(DeadlineExceeded) as caught:
+            await ask_who_has(
+                theatre.bus,
+                subjects.SCHEDULER_READERS,
+                joined(read("unknown")),
+                scheduler_pb2.ReaderReply,
+                timeout_s=0.3,
+                is_found=lambda reply: reply.was_found,
+            )
+        assert "1-of-2" in caught.value.message
+    finally:
+        await serving.close()

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.common.leaders import OTHER_PARTITION, UNKNOWN_WORKER
+from inferflux.common.partitions import WHOLE, Partition, divide
 from inferflux.scheduler.admin import Administration, FairnessStore, applied, merged
 from inferflux.scheduler.core.actions import Action, SendCommand
 from inferflux.scheduler.core.drains import DrainProgress
@@ -99,7 +101,7 @@ class Desk:
         bucket: FakeBucket | None = None,
         settings: FairnessSettings | None = None,
         *,
-        is_alone: bool = True,
+        partition: Partition = WHOLE,
     ) -> None:
         self.bucket = bucket or FakeBucket()
         self.core = FakeCore(settings)
@@ -115,11 +117,14 @@ class Desk:
             self.done.append,
             lambda: NOW,
             is_lease_held=lambda: self.is_lease_held,
-            is_alone=is_alone,
             guarded=lambda _what, work: work(),
             ask_worker=self._ask_worker,
             models=ModelAdministration(
-                self.core.hosts, self.core.term, self._ask_host, ask_store=self._ask_store
+                self.core.hosts,
+                self.core.term,
+                self._ask_host,
+                ask_store=self._ask_store,
+                partition=partition,
             ),
         )
 
@@ -357,10 +362,18 @@ async def test_a_worker_that_is_not_cleared_is_refused_with_the_reason() -> None
     assert (refused.code, refused.message) == (Unavailable.code, "it did not answer")
 
 
-async def test_an_unknown_workers_cache_is_left_to_the_leader_of_its_partition() -> None:
-    request = clearing("unknown").SerializeToString()
-    assert await Desk(is_alone=False).administration.answer(request) is None
-    assert (await Desk().ask(clearing("unknown"))).refused.code == NotFound.code
+async def test_an_unknown_workers_cache_is_refused_so_that_another_leader_may_have_it() -> None:
+    refused = (await Desk().ask(clearing("unknown"))).refused
+    assert (refused.code, refused.reason) == (NotFound.code, UNKNOWN_WORKER)
+
+
+async def test_a_model_of_another_partition_is_refused_as_such_and_an_own_one_as_unknown() -> None:
+    asked = Request(load_model=model_pb2.LoadModelRequest(name="m"))
+    reasons = {
+        partition.has("m"): (await Desk(partition=partition).ask(asked)).refused.reason
+        for partition in divide(2)
+    }
+    assert reasons == {True: "UNKNOWN_MODEL", False: OTHER_PARTITION}
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff\xff"])
@@ -368,14 +381,6 @@ async def test_what_is_no_request_is_refused(data: bytes) -> None:
     reply = await Desk().administration.answer(data)
     assert reply is not None
     assert (reply.refused.code, reply.refused.field) == (InvalidArgument.code, "request")
-
-
-async def test_a_worker_that_another_partition_may_have_is_left_to_its_leader() -> None:
-    desk = Desk(is_alone=False)
-    unknown = Request(drain=scheduler_pb2.DrainRequest(worker_id="unknown"))
-    assert await desk.administration.answer(unknown.SerializeToString()) is None
-    known = Request(get_drain=scheduler_pb2.GetDrain(worker_id="worker-1"))
-    assert (await desk.ask(known)).drain.residents == 2
 
 
 async def test_without_the_lease_nothing_is_done_or_said() -> None:

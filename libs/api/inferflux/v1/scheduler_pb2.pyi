@@ -756,16 +756,20 @@ class CancelReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WAS_FOUND_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     was_found: _builtins.bool
-    """False: neither queued nor running."""
+    """False: neither queued nor running, of the models of the partition."""
+    partition: _builtins.str
+    """Whose leader answers; empty: `all`."""
     def __init__(
         self,
         *,
         was_found: _builtins.bool = ...,
+        partition: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_found", b"was_found"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "was_found", b"was_found"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -915,6 +919,7 @@ class ReaderReply(_message.Message):
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     HAS_ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
     was_found: _builtins.bool
     """The scheduler has the job."""
     may_cancel: _builtins.bool
@@ -925,6 +930,8 @@ class ReaderReply(_message.Message):
     model: _builtins.str
     has_answer_format: _builtins.bool
     """Its text is not all content."""
+    partition: _builtins.str
+    """Whose leader answers; empty: `all`."""
     def __init__(
         self,
         *,
@@ -934,10 +941,11 @@ class ReaderReply(_message.Message):
         resume_window_s: _builtins.int = ...,
         model: _builtins.str = ...,
         has_answer_format: _builtins.bool = ...,
+        partition: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "has_answer_format", b"has_answer_format", "may_cancel", b"may_cancel", "model", b"model", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "has_answer_format", b"has_answer_format", "may_cancel", b"may_cancel", "model", b"model", "partition", b"partition", "resume_window_s", b"resume_window_s", "was_found", b"was_found"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1371,6 +1379,9 @@ class SchedulerAdminReply(_message.Message):
     CLEARED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     STORE_JOB_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    """Whose leader answers; empty: `all`."""
     @_builtins.property
     def fairness(self) -> Global___Fairness: ...
     @_builtins.property
@@ -1396,10 +1407,11 @@ class SchedulerAdminReply(_message.Message):
         cleared: Global___ClearedWorker | None = ...,
         model: _model_pb2.Model | None = ...,
         store_job: _model_pb2.StoreJob | None = ...,
+        partition: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "partition", b"partition", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared", "model", "store_job"]  # noqa: Y015
     _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
@@ -1461,6 +1473,60 @@ class SchedulerAlive(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchedulerAlive: _TypeAlias = SchedulerAlive  # noqa: Y015
+
+@_typing.final
+class PartitionService(_message.Message):
+    """Published by the leader of a partition once a second, under the policy `fair`: leaders of others count it too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    term: _builtins.int
+    """Of its lease: a later leader counts from 0."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantService]:
+        """Those that were served most."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        term: _builtins.int = ...,
+        tenants: _abc.Iterable[Global___TenantService] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "tenants", b"tenants", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionService: _TypeAlias = PartitionService  # noqa: Y015
+
+@_typing.final
+class TenantService(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    served: _builtins.float
+    """Weighted tokens in this term, by the tenant's weight."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        served: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["served", b"served", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantService: _TypeAlias = TenantService  # noqa: Y015
 
 @_typing.final
 class SchedulerStatusRequest(_message.Message):

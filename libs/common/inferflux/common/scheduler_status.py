@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferflux.common import checks, partitions, subjects
+from inferflux.common import leaders, partitions, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.leaders import ask_leaders
 from inferflux.v1 import scheduler_pb2
 
 
@@ -20,31 +20,15 @@ async def ask_schedulers(
         DeadlineExceeded: none came within `timeout_s`.
         Unavailable: nothing listens, or NATS is away; with reason BAD_ANSWER, no answer could be read.
     """
-    found: dict[partitions.Partition, scheduler_pb2.SchedulerStatus] = {}
-
-    def is_last(data: bytes) -> bool:
-        try:
-            status = checks.decode(scheduler_pb2.SchedulerStatus, data)
-            partition = partitions.parse(status.partition)
-        except InvalidArgument:
-            return False
-        found[partition] = status
-        return len(found) >= partition.count
-
     question = scheduler_pb2.SchedulerStatusRequest(without_workers=without_workers)
-    await bus.request_many(
-        subjects.SCHEDULER_STATUS, question.SerializeToString(), timeout_s=timeout_s, is_last=is_last
-    )
-    if not found:
-        raise Unavailable("it answered something else", reason="BAD_ANSWER")
-    return [found[partition] for partition in sorted(found)]
+    kind = scheduler_pb2.SchedulerStatus
+    answers = await ask_leaders(bus, subjects.SCHEDULER_STATUS, question, kind, timeout_s=timeout_s)
+    return list(answers.values())
 
 
 def missing(statuses: Sequence[scheduler_pb2.SchedulerStatus]) -> list[str]:
     """The partitions whose leader has not answered, by name."""
-    found = {partitions.parse(status.partition) for status in statuses}
-    count = max((partition.count for partition in found), default=1)
-    return [each.name for each in partitions.divide(count) if each not in found]
+    return leaders.missing({partitions.parse(status.partition) for status in statuses})
 
 
 def together(statuses: Sequence[scheduler_pb2.SchedulerStatus]) -> scheduler_pb2.SchedulerStatus:

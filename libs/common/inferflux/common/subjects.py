@@ -57,6 +57,7 @@ SCHEDULER_ADMIN = f"{ROOT}.scheduler.admin"
 SCHEDULER_LEADER = f"{ROOT}.scheduler.leader"
 # scheduler -> schedulers, where models are divided
 SCHEDULER_ALIVE = f"{ROOT}.scheduler.alive"
+SCHEDULER_SERVED = f"{ROOT}.scheduler.served"
 
 
 is_safe_token = token_subjects.is_safe_token

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from inferflux.common import logs, subjects
-from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
+from inferflux.common.leaders import ask_who_has
 from inferflux.common.tasks import Background
 from inferflux.v1 import scheduler_pb2
 
@@ -72,4 +72,7 @@ class Canceller:
     async def _ask(self, notice: scheduler_pb2.CancelNotice) -> bool:
         subject = subjects.cancel(notice.tenant, notice.request_id)
         kind = scheduler_pb2.CancelReply
-        return (await ask(self._bus, subject, notice, kind, timeout_s=self._timeout_s)).was_found
+        reply = await ask_who_has(
+            self._bus, subject, notice, kind, timeout_s=self._timeout_s, is_found=lambda r: r.was_found
+        )
+        return reply.was_found

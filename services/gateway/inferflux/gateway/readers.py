@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from enum import Enum, auto
 
 from inferflux.common import logs, subjects
-from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.leaders import ask_who_has
 from inferflux.v1 import scheduler_pb2
 
 log = logs.get()
@@ -131,7 +131,9 @@ class ReaderReports:
 
     async def _ask(self, notice: scheduler_pb2.ReaderNotice) -> scheduler_pb2.ReaderReply:
         subject, kind = subjects.SCHEDULER_READERS, scheduler_pb2.ReaderReply
-        return await ask(self._bus, subject, notice, kind, timeout_s=self._timeout_s)
+        return await ask_who_has(
+            self._bus, subject, notice, kind, timeout_s=self._timeout_s, is_found=lambda r: r.was_found
+        )
 
     def _notice(self) -> scheduler_pb2.ReaderNotice:
         return scheduler_pb2.ReaderNotice(gateway_id=self._gateway_id)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
-
 from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, Unavailable, from_code
+from inferflux.common.leaders import OTHER_PARTITION, UNKNOWN_WORKER, ask_who_has
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 # A standby takes over within three seconds; until then no scheduler answers.
@@ -136,22 +135,30 @@ class SchedulerAdmin:
     ) -> scheduler_pb2.SchedulerAdminReply:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            data = await self._bus.request(
-                subjects.SCHEDULER_ADMIN, request.SerializeToString(), timeout_s=timeout_s
+            reply = await ask_who_has(
+                self._bus,
+                subjects.SCHEDULER_ADMIN,
+                request,
+                scheduler_pb2.SchedulerAdminReply,
+                timeout_s=timeout_s,
+                is_found=_is_answer,
             )
         except Unavailable as error:
+            if error.reason == "BAD_ANSWER":
+                raise Internal("the scheduler answered something else", reason="BAD_ANSWER") from None
             message = "no scheduler answers" if error.reason == "NO_RESPONDERS" else error.message
             raise Unavailable(message, reason="NO_SCHEDULER", retry_delay_s=_RETRY_DELAY_S) from None
         except DeadlineExceeded:
             message = f"the scheduler did not answer in {timeout_s:g} s; it may have acted all the same"
             raise Unavailable(message, reason="OUTCOME_UNKNOWN", retry_delay_s=_RETRY_DELAY_S) from None
-        try:
-            reply = scheduler_pb2.SchedulerAdminReply.FromString(data)
-        except DecodeError:
-            raise Internal("the scheduler answered something else", reason="BAD_ANSWER") from None
         if reply.HasField("refused"):
             raise _refusal(reply.refused)
         return reply
+
+
+def _is_answer(reply: scheduler_pb2.SchedulerAdminReply) -> bool:
+    """Whether no other leader has a better one."""
+    return reply.refused.reason not in (OTHER_PARTITION, UNKNOWN_WORKER)
 
 
 def _refusal(refused: scheduler_pb2.AdminRefusal) -> InferFluxError:

@@ -17,7 +17,6 @@ from inferflux.common.errors import (
     DeadlineExceeded,
     InferFluxError,
     InvalidArgument,
-    NotFound,
     Unavailable,
 )
 from inferflux.common.partitions import Partition
@@ -29,7 +28,7 @@ from .core.checks import check_admin
 from .core.drains import DrainProgress
 from .core.fairness import FairnessSettings
 from .core.hosts import HostTable
-from .host_admin import ModelAdministration, NotOursError
+from .host_admin import ModelAdministration
 from .host_commands import command_host, command_store
 
 log = logs.get("scheduler.admin")
@@ -184,7 +183,6 @@ class Administration:
         do: performs what the core decides, and lets it plan.
         clock: seconds, as the core is told them.
         is_lease_held: while it is not, another scheduler may lead.
-        is_alone: no other scheduler has models of its own: a worker unknown here is known nowhere.
         guarded: calls the core; Unavailable when it raises.
         ask_worker: for the command that is answered.
         models: has hosts load and unload them.
@@ -198,7 +196,6 @@ class Administration:
         clock: Callable[[], float],
         *,
         is_lease_held: Callable[[], bool],
-        is_alone: bool,
         guarded: Guarded,
         ask_worker: AskWorker,
         models: ModelAdministration,
@@ -211,7 +208,6 @@ class Administration:
         self._do = do
         self._clock = clock
         self._is_lease_held = is_lease_held
-        self._is_alone = is_alone
         # Changes count on top of these.
         self._configured = core.fairness
         self._one_at_a_time = asyncio.Lock()
@@ -229,7 +225,7 @@ class Administration:
         """Do what a SchedulerAdminRequest asks for; what cannot be done is refused in the reply.
 
         Returns:
-            None when it is another scheduler's to answer.
+            None while another scheduler may lead.
         """
         try:
             request = checks.decode(scheduler_pb2.SchedulerAdminRequest, data, "request")
@@ -238,11 +234,6 @@ class Administration:
                 return await asked() if self._is_lease_held() else None
             async with self._one_at_a_time:
                 return await self._answer(request) if self._is_lease_held() else None
-        except NotOursError:
-            return None
-        except NotFound as error:
-            is_ours = self._is_alone or request.WhichOneof("request") in _ABOUT_MODELS
-            return _refused(error) if is_ours else None
         except InferFluxError as error:
             return _refused(error) if self._is_lease_held() else None
 
@@ -351,7 +342,6 @@ async def serve_admin(
     clock: Callable[[], float],
     *,
     is_lease_held: Callable[[], bool],
-    is_alone: bool,
     partition: Partition,
     guarded: Guarded,
     background: Background,
@@ -359,7 +349,7 @@ async def serve_admin(
     """Answer SchedulerAdminRequests until the subscription is closed, and take over what was changed before.
 
     Args:
-        partition: of the models, which this scheduler has.
+        partition: of the models, which this scheduler has. The leaders of all answer.
         guarded: calls the core; Unavailable when it raises.
         background: holds the tasks that wait for a worker's answer.
 
@@ -377,7 +367,6 @@ async def serve_admin(
         do,
         clock,
         is_lease_held=is_lease_held,
-        is_alone=is_alone,
         guarded=guarded,
         ask_worker=ask_worker,
         models=ModelAdministration(
@@ -392,6 +381,7 @@ async def serve_admin(
     async def respond(message: Message) -> None:
         reply = await administration.answer(message.data)
         if reply is not None:
+            reply.partition = partition.name
             await message.respond(reply.SerializeToString())
 
     async def on_request(message: Message) -> None:

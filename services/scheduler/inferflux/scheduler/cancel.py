@@ -6,6 +6,7 @@ from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
 from .core.jobs import Attempt, RequestKey
@@ -14,12 +15,12 @@ from .metrics import SchedulerMetrics
 
 
 async def serve_cancels(
-    bus: Bus, guard: GuardedCore, metrics: SchedulerMetrics, *, is_alone: bool
+    bus: Bus, guard: GuardedCore, metrics: SchedulerMetrics, *, partition: Partition
 ) -> Subscription:
     """Have cancel notices handled until the subscription is closed.
 
     Args:
-        is_alone: no other scheduler has models of its own: what is unknown here is known nowhere.
+        partition: whose requests are known here. The leaders of all answer.
     """
 
     async def on_notice(message: Message) -> None:
@@ -32,12 +33,12 @@ async def serve_cancels(
         try:
             was_found, todo = guard.ask("a cancel notice", lambda core, now: core.on_cancel(attempt, now))
         except Unavailable:
-            if is_alone:  # otherwise another scheduler answers
+            if partition.is_whole:  # otherwise another scheduler may have it, and this one is missed
                 raise
             return
         guard.decide("a cancel notice", lambda _core, _now: todo)
-        if was_found or is_alone:
-            await message.respond(scheduler_pb2.CancelReply(was_found=was_found).SerializeToString())
+        reply = scheduler_pb2.CancelReply(was_found=was_found, partition=partition.name)
+        await message.respond(reply.SerializeToString())
 
     return await bus.serve(subjects.CANCEL_ALL, on_notice)
 

@@ -8,6 +8,7 @@ from inferflux.common import logs
 from inferflux.common.adapters import adapter_of
 from inferflux.common.errors import InvalidArgument, NotFound
 from inferflux.common.hosts import as_model
+from inferflux.common.leaders import OTHER_PARTITION
 from inferflux.common.partitions import WHOLE, Partition
 from inferflux.v1 import host_pb2, model_pb2
 
@@ -19,10 +20,6 @@ AskHost = Callable[[str, host_pb2.HostCommand], Awaitable[host_pb2.HostedModel]]
 """Has a host obey; raises InferFluxErrors."""
 AskStore = Callable[[str, host_pb2.HostCommand], Awaitable[model_pb2.StoreJob]]
 """Has a host do something with its store; raises InferFluxErrors."""
-
-
-class NotOursError(NotFound):
-    """Another scheduler has the model, and answers."""
 
 
 class ModelAdministration:
@@ -174,9 +171,9 @@ class ModelAdministration:
         return self._named(request.host_id) if request.host_id else self._only("which host's store is meant?")
 
     def _check_own(self, name: str) -> None:
-        """Raises NotOursError for a model that another scheduler has. One has what names no model."""
+        """Raises NotFound for a model that another scheduler has. One has what names no model."""
         if not self._partition.has(name):
-            raise NotOursError(f"another scheduler has the model {name[:200]!r}", reason="UNKNOWN_MODEL")
+            raise NotFound(f"no host knows a model {name[:200]!r}", reason=OTHER_PARTITION)
 
     def _new_command(self) -> host_pb2.HostCommand:
         return host_pb2.HostCommand(term=self._term, partition=self._partition.name)

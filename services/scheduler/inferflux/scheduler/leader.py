@@ -28,6 +28,7 @@ from .perform import Performer
 from .prefix_hints import PrefixHints
 from .reader_notices import serve_readers
 from .settings import SchedulerSettings
+from .shares_exchange import SharesExchange
 from .shares_store import SharesStore
 from .spans import SchedulerSpans
 from .status import serve_status
@@ -131,10 +132,9 @@ class Leader:
         async with contextlib.AsyncExitStack() as exits:
             await self.announce()
             exits.push_async_callback(self._performer.close)
-            is_alone = self._partition.is_whole
-            cancels = await serve_cancels(self._bus, self.guard, self._metrics, is_alone=is_alone)
+            cancels = await serve_cancels(self._bus, self.guard, self._metrics, partition=self._partition)
             exits.push_async_callback(cancels.close)
-            readers = await serve_readers(self._bus, self.guard, self._metrics, is_alone=is_alone)
+            readers = await serve_readers(self._bus, self.guard, self._metrics, partition=self._partition)
             exits.push_async_callback(readers.close)
             status = await serve_status(
                 self._bus,
@@ -154,7 +154,6 @@ class Leader:
                 self._do,
                 self._clock,
                 is_lease_held=self._is_lease_held,
-                is_alone=is_alone,
                 partition=self._partition,
                 guarded=lambda what, work: self.guard.ask(what, lambda _core, _now: work()),
                 background=asked,
@@ -177,6 +176,11 @@ class Leader:
             }
             if shares is not None:
                 tasks.add(asyncio.create_task(shares.keep_for_ever(self.core.ledger)))
+                if not self._partition.is_whole:
+                    exchange = SharesExchange(
+                        self._bus, self._partition, self._term, self.guard, self._metrics
+                    )
+                    tasks.add(asyncio.create_task(exchange.run()))
             exits.push_async_callback(cancel_all, tasks)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await self._leave(done)

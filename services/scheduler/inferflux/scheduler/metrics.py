@@ -140,7 +140,7 @@ class SchedulerMetrics:
             counter(
                 "scheduler_bad_messages",
                 "Messages over NATS that failed their checks and were ignored: `job`, `heartbeat`, `host`, "
-                "`event`, `readers` or `cancel`.",
+                "`event`, `readers`, `cancel`, `alive` or `served`.",
                 ("kind",),
             )
         )

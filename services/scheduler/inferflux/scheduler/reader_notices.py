@@ -5,6 +5,7 @@ from __future__ import annotations
 from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
 from .core.checks import check_readers
@@ -15,12 +16,12 @@ from .metrics import SchedulerMetrics
 
 
 async def serve_readers(
-    bus: Bus, guard: GuardedCore, metrics: SchedulerMetrics, *, is_alone: bool
+    bus: Bus, guard: GuardedCore, metrics: SchedulerMetrics, *, partition: Partition
 ) -> Subscription:
     """Have notices handled until the subscription is closed.
 
     Args:
-        is_alone: no other scheduler has models of its own: what is unknown here is known nowhere.
+        partition: whose requests are known here. The leaders of all answer.
     """
 
     async def on_notice(message: Message) -> None:
@@ -33,10 +34,11 @@ async def serve_readers(
         try:
             reply = guard.ask("a reader notice", lambda core, now: _tell(core, notice, now))
         except Unavailable:
-            if is_alone:  # otherwise another scheduler answers
+            if partition.is_whole:  # otherwise another scheduler may have it, and this one is missed
                 raise
             return
-        if notice.WhichOneof("notice") != "now" and (reply.was_found or is_alone):
+        reply.partition = partition.name
+        if notice.WhichOneof("notice") != "now":
             await message.respond(reply.SerializeToString())
 
     return await bus.serve(subjects.SCHEDULER_READERS, on_notice)

@@ -218,14 +218,19 @@ class Bus:
         self, subject: str, payload: bytes, *, timeout_s: float, is_last: Callable[[bytes], bool]
     ) -> list[bytes]:
         """Ask, and wait for the answers of all that serve the subject: until `is_last` says so of one, or
-        `timeout_s` is over. Refusals are left out.
+        `timeout_s` is over, or one refuses.
 
-        Raises: as `request`, where nobody answers.
+        Raises: as `request`, where nobody answers, or only refuses.
         """
-        replies = await self._link.request_many(
-            subject, payload, timeout_s=timeout_s, is_last=lambda reply: is_last(reply.data)
-        )
-        return [reply.data for reply in replies if ERROR_CODE_HEADER not in reply.headers]
+
+        def ends(reply: Reply) -> bool:
+            return ERROR_CODE_HEADER in reply.headers or is_last(reply.data)
+
+        replies = await self._link.request_many(subject, payload, timeout_s=timeout_s, is_last=ends)
+        answers = [reply.data for reply in replies if ERROR_CODE_HEADER not in reply.headers]
+        if replies and not answers:
+            raise _refusal(replies[0])
+        return answers
 
     async def serve(
         self, subject: str, handler: Callable[[Message], Awaitable[None]], *, queue: str = ""

@@ -23,6 +23,8 @@ from inferflux.common.images import MAX_PARTS
 from inferflux.common.worker_pools import parse_pools
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
+from .ledger import HIGHEST, MOST_TENANTS
+
 _MAX_TEXT_BYTES = 4096
 # Requests in one report of who reads; gateways divide theirs.
 _MOST_READ = 10_000
@@ -30,6 +32,15 @@ _MOST_READ = 10_000
 _LONGEST_WINDOW_S = 86_400
 # A gateway's clock may be off by so much before the time it gives a job is not believed.
 _MAX_CLOCK_ERROR_MS = 86_400_000
+
+
+def check_service(service: scheduler_pb2.PartitionService) -> None:
+    """What a leader has served can be counted."""
+    checks.check_range(service.term, 0, 2**63 - 1, "term")
+    checks.check_count(service.tenants, MOST_TENANTS, "tenants")
+    for i, each in enumerate(service.tenants):
+        checks.check_token(each.tenant, f"tenants[{i}].tenant")
+        checks.check_range(each.served, 0.0, HIGHEST, f"tenants[{i}].served")
 
 
 def check_job(request: scheduler_pb2.InferenceRequest) -> None:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from .shares import TenantShares
 
 # Tenants that are written down: those that were served most.
-_MOST_TENANTS = 4096
+MOST_TENANTS = 4096
 # More tokens than any tenant is ever served; a float still counts by one there.
-_HIGHEST = 2.0**53
+HIGHEST = 2.0**53
 
 
 class Ledger:
@@ -27,6 +27,8 @@ class Ledger:
         self._queues: WeakSet[TenantShares] = WeakSet()
         # Tenants of which an earlier leader knew, until they have requests waiting here.
         self._restored: set[str] = set()
+        # What this leader has served, by tenant: only ever added to.
+        self.served: dict[str, float] = {}
 
     def join(self, queue: TenantShares) -> None:
         self._queues.add(queue)
@@ -36,6 +38,24 @@ class Ledger:
         self.counters[tenant] = counter
         for queue in self._queues:
             queue.sort(tenant)
+
+    def charge(self, tenant: str, counter: float, cost: float) -> None:
+        """The tenant, whose counter was this, is served here."""
+        self.set(tenant, counter + cost)
+        self.served[tenant] = self.served.get(tenant, 0.0) + cost
+        if len(self.served) > 2 * MOST_TENANTS:
+            self.served = self.most_served()
+
+    def most_served(self) -> dict[str, float]:
+        """What the tenants were served here that were served most. The others may begin anew from 0."""
+        most = sorted(self.served.items(), key=lambda entry: -entry[1])[:MOST_TENANTS]
+        return dict(most)
+
+    def charge_elsewhere(self, served: Mapping[str, float]) -> None:
+        """Leaders of other partitions have served tenants, by these weighted tokens."""
+        floor = self._floor()
+        for tenant, cost in served.items():
+            self.set(tenant, self.counters.get(tenant, floor) + cost)
 
     def take_restored(self, tenant: str) -> bool:
         """Whether its counter is that of an earlier leader, under whom it may have had requests waiting."""
@@ -50,10 +70,13 @@ class Ledger:
     def encode(self) -> bytes:
         """What is written down: how much more each tenant was served than the least served of those that have
         requests waiting. Idle tenants have no credit."""
-        active = [counter for tenant, counter in self.counters.items() if self.is_active(tenant)]
-        floor = min(active or self.counters.values(), default=0.0)
-        most = sorted(self.counters.items(), key=lambda entry: -entry[1])[:_MOST_TENANTS]
+        floor = self._floor()
+        most = sorted(self.counters.items(), key=lambda entry: -entry[1])[:MOST_TENANTS]
         return json.dumps({tenant: round(max(0.0, counter - floor), 3) for tenant, counter in most}).encode()
+
+    def _floor(self) -> float:
+        active = [counter for tenant, counter in self.counters.items() if self.is_active(tenant)]
+        return min(active or self.counters.values(), default=0.0)
 
     def restore(self, written: bytes) -> None:
         """Take over what an earlier leader wrote down; what cannot be read is ignored."""
@@ -62,7 +85,7 @@ class Ledger:
         except (ValueError, ArithmeticError, RecursionError):
             return
         if isinstance(counters, Mapping):
-            for tenant, counter in list(counters.items())[:_MOST_TENANTS]:
-                if isinstance(counter, int | float) and 0 <= counter < _HIGHEST:
+            for tenant, counter in list(counters.items())[:MOST_TENANTS]:
+                if isinstance(counter, int | float) and 0 <= counter < HIGHEST:
                     self.set(tenant, float(counter))
                     self._restored.add(tenant)

@@ -115,7 +115,7 @@ class TenantShares:
         cost = input_tokens * self._input_cost + output_tokens * self._output_cost
         if cost <= 0:
             return
-        self._ledger.set(tenant, self.counter(tenant) + cost / self.weight(tenant))
+        self._ledger.charge(tenant, self.counter(tenant), cost / self.weight(tenant))
 
     def is_active(self, tenant: str) -> bool:
         """Whether it has requests waiting in this queue."""

@@ -1,0 +1,138 @@
+"""Shares of tenants over several partitions, each with a leader and counters of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.scheduler.core.checks import check_service
+from inferflux.scheduler.core.ledger import Ledger
+from inferflux.scheduler.core.served import ServedElsewhere
+from inferflux.scheduler.core.shares import TenantShares
+from inferflux.v1 import scheduler_pb2
+
+TENANTS = ("a", "b", "c")
+
+
+def test_the_first_that_is_heard_counts_nothing_and_then_what_was_added() -> None:
+    elsewhere = ServedElsewhere()
+    assert elsewhere.take("0-of-2", 5, {"a": 100.0}) == {}
+    assert elsewhere.take("0-of-2", 5, {"a": 130.0, "b": 7.0}) == {"a": 30.0, "b": 7.0}
+    assert elsewhere.take("0-of-2", 5, {"a": 130.0, "b": 7.0}) == {}
+
+
+def test_a_later_leader_counts_from_zero_and_an_earlier_one_no_more() -> None:
+    elsewhere = ServedElsewhere()
+    elsewhere.take("0-of-2", 5, {"a": 100.0})
+    assert elsewhere.take("0-of-2", 6, {"a": 40.0}) == {"a": 40.0}
+    assert elsewhere.take("0-of-2", 5, {"a": 900.0}) == {}
+    assert elsewhere.take("0-of-2", 6, {"a": 41.0}) == {"a": 1.0}
+
+
+def test_a_tenant_that_was_left_out_of_a_message_is_not_counted_twice() -> None:
+    elsewhere = ServedElsewhere()
+    elsewhere.take("0-of-2", 5, {})
+    assert elsewhere.take("0-of-2", 5, {"a": 10.0}) == {"a": 10.0}
+    assert elsewhere.take("0-of-2", 5, {"b": 20.0}) == {"b": 20.0}
+    assert elsewhere.take("0-of-2", 5, {"a": 12.0, "b": 20.0}) == {"a": 2.0}
+
+
+Step = tuple[str, str, int]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["serve", "publish", "succeed"]), st.sampled_from(TENANTS), st.integers(1, 50)),
+    max_size=80,
+)
+
+
+@given(STEPS)
+def test_whatever_is_lost_all_service_is_counted_once_in_the_end(steps: list[Step]) -> None:
+    """One leader serves and publishes, others succeed it, and a leader elsewhere counts.
+
+    What was not published when another one succeeded is not counted."""
+    elsewhere, ledger, term = ServedElsewhere(), Ledger(), 1
+    elsewhere.take("0-of-2", term, {})
+    counted: Counter[str] = Counter()
+    published: Counter[str] = Counter()
+    unpublished: Counter[str] = Counter()
+
+    def publish() -> None:
+        for tenant, cost in elsewhere.take("0-of-2", term, ledger.most_served()).items():
+            counted[tenant] += round(cost)
+        published.update(unpublished)
+        unpublished.clear()
+
+    for what, tenant, tokens in steps:
+        if what == "serve":
+            ledger.charge(tenant, ledger.counters.get(tenant, 0.0), tokens)
+            unpublished[tenant] += tokens
+        elif what == "publish":
+            publish()
+        elif what == "succeed":
+            ledger, term = Ledger(), term + 1
+            unpublished.clear()
+    publish()
+    assert counted == published
+
+
+def rounds(*, is_shared: bool) -> Counter[str]:
+    """Two partitions serve a token at a time: `both` has requests waiting in each, `a` and `b` in one."""
+    served: Counter[str] = Counter()
+    sides = []
+    for name, tenants in (("0-of-2", ("both", "a")), ("1-of-2", ("both", "b"))):
+        ledger = Ledger()
+        shares = TenantShares(ledger=ledger)
+        for tenant in tenants:
+            shares.enter(tenant)
+        sides.append((name, ledger, shares, ServedElsewhere()))
+    for step in range(3000):
+        for _, _, shares, _ in sides:
+            first = shares.first()
+            assert first is not None
+            served[first] += 1
+            shares.charge(first, 1, 0)
+        if is_shared and step % 10 == 0:
+            for name, ledger, _, _ in sides:
+                for other, counting, _, elsewhere in sides:
+                    if other != name:
+                        counting.charge_elsewhere(elsewhere.take(name, 1, ledger.most_served()))
+    return served
+
+
+def test_a_tenant_of_two_partitions_gets_as_much_as_others_and_twice_as_much_without_the_exchange() -> None:
+    alone, shared = rounds(is_shared=False), rounds(is_shared=True)
+    assert alone["both"] == pytest.approx(2 * alone["a"], rel=0.02)
+    assert shared["both"] == pytest.approx(shared["a"], rel=0.02)
+    assert shared["both"] == pytest.approx(shared["b"], rel=0.02)
+
+
+def test_a_tenant_that_was_served_elsewhere_owes_it_when_it_comes() -> None:
+    ledger = Ledger()
+    shares = TenantShares(ledger=ledger)
+    shares.enter("here")
+    shares.charge("here", 10, 0)
+    ledger.charge_elsewhere({"there": 25.0})
+    shares.enter("there")
+    assert shares.counter("there") == 35.0
+    assert shares.first() == "here"
+
+
+@pytest.mark.parametrize(
+    ("tenant", "served", "field"),
+    [
+        ("a b", 1.0, "tenants[0].tenant"),
+        ("a", -1.0, "tenants[0].served"),
+        ("a", float("nan"), "tenants[0].served"),
+        ("a", float("inf"), "tenants[0].served"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(tenant: str, served: float, field: str) -> None:
+    service = scheduler_pb2.PartitionService(
+        partition="0-of-2", tenants=[scheduler_pb2.TenantService(tenant=tenant, served=served)]
+    )
+    with pytest.raises(InvalidArgument) as caught:
+        check_service(service)
+    assert caught.value.field == field
