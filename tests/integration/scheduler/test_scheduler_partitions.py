@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from harness.scheduler_stage import Stage
 from harness.scripted_worker import ScriptedWorker
 
+from inferflux.common import subjects
 from inferflux.common.errors import InferFluxError
 from inferflux.common.partitions import Partition, divide
 from inferflux.common.scheduler_status import ask_schedulers, missing, together
@@ -128,3 +130,26 @@ async def test_another_number_of_partitions_ends_a_scheduler_naming_the_variable
     )
     assert ended.returncode == 2
     assert "INFERFLUX_SCHEDULER_PARTITIONS" in ended.stderr.splitlines()[-1]
+
+
+async def test_what_a_tenant_is_served_in_one_partition_counts_in_the_others(theatre: Stage) -> None:
+    for name in ("s0", "s1"):
+        await theatre.add_scheduler(name, **ENV, INFERFLUX_SCHEDULER_POLICY="fair")
+    await until_led_by(theatre, ["s0", "s1"])
+    here, there, *_ = divide(COUNT)
+    workers = [await theatre.add_worker(f"w{each.index}", model=model_of(each)) for each in (here, there)]
+
+    async def serve(worker: ScriptedWorker, name: str, tenant: str) -> None:
+        await theatre.submit(name, model=worker.model, tenant=tenant)
+        await worker.has(name, timeout_s=LIMIT_S)
+        await worker.emit(name, 1, is_last=True)
+
+    bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
+    await serve(workers[1], "other", "other")  # beside it: what is kept is what a tenant was served more
+    async with asyncio.timeout(LIMIT_S):
+        for number in itertools.count():
+            await serve(workers[0], f"mine-{number}", "mine")
+            entry = await bucket.get(subjects.tenant_shares(there))
+            if entry is not None and json.loads(entry.value).get("mine", 0) > 0:
+                break
+            await asyncio.sleep(0.1)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
-from inferflux.common.leaders import OTHER_PARTITION, UNKNOWN_WORKER
-from inferflux.common.partitions import WHOLE, Partition, divide
+from inferflux.common.partitions import OTHER_PARTITION, UNKNOWN_WORKER, WHOLE, Partition, divide
 from inferflux.scheduler.admin import Administration, FairnessStore, applied, merged
 from inferflux.scheduler.core.actions import Action, SendCommand
 from inferflux.scheduler.core.drains import DrainProgress
@@ -49,7 +48,7 @@ class FakeCore:
 
     def drain_progress(self, worker_id: str) -> DrainProgress:
         if worker_id != "worker-1":
-            raise NotFound(f"no worker {worker_id} is alive")
+            raise NotFound(f"no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
         return DrainProgress(residents=2, is_drained=False, state=DRAINING)
 
     def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand:

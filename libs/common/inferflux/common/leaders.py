@@ -11,10 +11,6 @@ from inferflux.common.errors import DeadlineExceeded, InvalidArgument, Unavailab
 from inferflux.common.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
-OTHER_PARTITION = "OTHER_PARTITION"
-"""The reason with which a leader refuses what is for another one."""
-UNKNOWN_WORKER = "UNKNOWN_WORKER"
-"""That with which it refuses what is about a worker that it does not know: another one may."""
 _Answer = TypeVar(
     "_Answer",
     scheduler_pb2.SchedulerStatus,

@@ -19,6 +19,10 @@ VARIABLE = "INFERFLUX_SCHEDULER_PARTITIONS"
 """Says how many partitions there are."""
 ALL = "all"
 """The name of the one partition of models that are not divided."""
+OTHER_PARTITION = "OTHER_PARTITION"
+"""The reason with which a leader refuses what is for another one."""
+UNKNOWN_WORKER = "UNKNOWN_WORKER"
+"""That with which it refuses what is about a worker that it does not know: another one may."""
 _NAME = re.compile(r"(0|[1-9]\d?)-of-([1-9]\d?)")
 
 

@@ -8,8 +8,7 @@ from inferflux.common import logs
 from inferflux.common.adapters import adapter_of
 from inferflux.common.errors import InvalidArgument, NotFound
 from inferflux.common.hosts import as_model
-from inferflux.common.leaders import OTHER_PARTITION
-from inferflux.common.partitions import WHOLE, Partition
+from inferflux.common.partitions import OTHER_PARTITION, WHOLE, Partition
 from inferflux.v1 import host_pb2, model_pb2
 
 from .core.hosts import HostTable, HostView

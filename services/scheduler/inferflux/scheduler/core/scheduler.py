@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from weakref import WeakKeyDictionary
 
 from inferflux.common.errors import InferFluxError, NotFound
-from inferflux.common.partitions import WHOLE, Partition
+from inferflux.common.partitions import UNKNOWN_WORKER, WHOLE, Partition
 from inferflux.v1 import generation_pb2, host_pb2, scheduler_pb2, worker_pb2
 
 from . import actions, outcomes
@@ -207,7 +207,7 @@ class SchedulerCore:
     def _worker_named(self, worker_id: str) -> WorkerSlots:
         worker = self.table.get(worker_id)
         if worker is None:
-            raise NotFound(f"worker_id: no worker {worker_id} is alive", reason="UNKNOWN_WORKER")
+            raise NotFound(f"worker_id: no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
         return worker
 
     # What happens to jobs
