@@ -103,6 +103,7 @@ async def _enqueue_last(bus: Bus) -> None:
                 await bus.ensure_streams(StreamLimits())
                 await bus.enqueue(subjects.jobs("bench"), _LAST, msg_id="last")
             except InferFluxError:
+                await asyncio.sleep(0.2)
                 continue
             return
 
