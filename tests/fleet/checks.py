@@ -91,7 +91,7 @@ def longest_gap_s(served: Iterable[Served], since_s: float) -> float:
     """Between two tokens of a stream, after a moment."""
     longest = 0.0
     for each in served:
-        times = [at for at, _, _ in each.heard_s]
+        times = [at for at, _, _ in each.received_s]
         for before, after in itertools.pairwise(times):
             if after >= since_s:
                 longest = max(longest, after - before)

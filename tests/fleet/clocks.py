@@ -21,7 +21,7 @@ def library() -> Path | None:
 
 
 def shifted(spec: ProcessSpec, ahead_s: float) -> ProcessSpec:
-    """The process with its clock ahead by so many seconds, or behind.
+    """The process with its clock ahead by `ahead_s`, or behind.
 
     Raises:
         FileNotFoundError: there is no libfaketime.

@@ -140,7 +140,7 @@ _KINDS = (NATS, REDIS, GATEWAYS, (LEADER, STANDBY), WORKERS)
 
 
 def plan(seed: int, seconds: float) -> list[Fault]:
-    """Faults for a load of so many seconds, by time. Of each kind of host one at a time is hit."""
+    """Faults for a load of `seconds`, by time. Of each kind of host one at a time is hit."""
     rng = random.Random(f"{seed}/faults")
     faults: list[Fault] = []
     free_at = [0.0] * len(_KINDS)

@@ -22,7 +22,7 @@ class Served:
 
     Attributes:
         ended_s: by the monotonic clock, as all times.
-        heard_s: when chunks came: (when, tokens so far, epoch).
+        received_s: when chunks came: (when, tokens so far, epoch).
         is_refused: it was never accepted: the client may send it again.
         is_late: its deadline ended it.
         came_back: its stream failed, and was resumed by hand.
@@ -32,15 +32,15 @@ class Served:
     transcript: Transcript
     ended_s: float = 0.0
     first_s: float = 0.0
-    heard_s: list[tuple[float, int, int]] = field(default_factory=list)
+    received_s: list[tuple[float, int, int]] = field(default_factory=list)
     is_refused: bool = False
     is_late: bool = False
     came_back: bool = False
 
-    def heard(self, chunk: tokens_pb2.TokenChunk, now_s: float) -> None:
+    def received(self, chunk: tokens_pb2.TokenChunk, now_s: float) -> None:
         if chunk.token_ids:
             self.first_s = self.first_s or now_s
-            self.heard_s.append((now_s, chunk.offset + len(chunk.token_ids), chunk.epoch))
+            self.received_s.append((now_s, chunk.offset + len(chunk.token_ids), chunk.epoch))
 
     @property
     def wait_s(self) -> float:
@@ -59,7 +59,7 @@ class Served:
             "asked_tokens": self.ask.n_tokens,
             "began_s": transcript.began_s,
             "ended_s": self.ended_s,
-            "heard": self.heard_s,
+            "received": self.received_s,
             "workers": transcript.workers,
             "failure": transcript.failure,
             "wrongs": transcript.wrongs,

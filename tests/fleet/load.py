@@ -82,7 +82,7 @@ class Load:
                 await asyncio.sleep(0.02)
 
     async def finish(self, limit_s: float) -> None:
-        """Begin nothing more; return when all has ended, or after so many seconds."""
+        """Begin nothing more; return when all has ended, or after `limit_s`."""
         self._is_over = True
         done, late = await asyncio.wait(self._tasks, timeout=limit_s)
         for served in self._history.underway.values():
@@ -161,7 +161,7 @@ class Load:
                 return
             async for chunk in stream:
                 now_s = time.monotonic()
-                served.heard(chunk, now_s)
+                served.received(chunk, now_s)
                 transcript.add(chunk, now_s)
                 if transcript.offset >= ask.whim_after >= 0 and self._is_whim_done(canceller, served):
                     return

@@ -73,7 +73,7 @@ class Network:
         ports = {host.port: host.name for host in self.hosts.values()}
         for host in self.hosts.values():
             namespaces.configure(host.namespace, host.port, ports)
-        # The switch as well: whoever ends all processes of another host must not end it.
+        # The switch as well: what ends all processes of another host must not end it.
         namespaces.enter(self.hosts[self._names[0]].namespace)
         passed = [theirs.fileno(), *taps.values()]
         arguments = [str(self._seed), str(theirs.fileno()), *(f"{port}:{tap}" for port, tap in taps.items())]

@@ -39,9 +39,9 @@ def served(name: str = "r", *, number: int = 7, is_due: bool = True) -> Served:
     return Served(ask, transcript)
 
 
-def heard(each: Served, *chunks: tokens_pb2.TokenChunk) -> Served:
+def received(each: Served, *chunks: tokens_pb2.TokenChunk) -> Served:
     for number, one in enumerate(chunks):
-        each.heard(one, 2.0 + number)
+        each.received(one, 2.0 + number)
         each.transcript.add(one, 2.0 + number)
     each.ended_s = 2.0 + len(chunks)
     return each
@@ -49,7 +49,7 @@ def heard(each: Served, *chunks: tokens_pb2.TokenChunk) -> Served:
 
 def whole(name: str = "r") -> Served:
     each = served(name)
-    return heard(each, chunk(each.ask, 0, 2), chunk(each.ask, 2, 4, ends=True))
+    return received(each, chunk(each.ask, 0, 2), chunk(each.ask, 2, 4, ends=True))
 
 
 def test_a_whole_stream_breaches_nothing() -> None:
@@ -78,7 +78,7 @@ BROKEN: dict[str, tuple[Callable[[Ask], list[tokens_pb2.TokenChunk]], str]] = {
 def test_a_stream_that_is_not_as_it_should_be_is_found(name: str) -> None:
     chunks, expected = BROKEN[name]
     each = served()
-    heard(each, *chunks(each.ask))
+    received(each, *chunks(each.ask))
     found = checks.streams([each], may_refuse=False)
     assert any(expected in what for _, what in found), found
 
@@ -92,7 +92,7 @@ def test_a_stream_that_failed_is_found_and_one_that_was_refused_where_it_may_be_
 
 def test_an_answer_beyond_its_deadline_is_found() -> None:
     each = served(is_due=False)
-    heard(each, chunk(each.ask, 0, 4, ends=True))
+    received(each, chunk(each.ask, 0, 4, ends=True))
     assert [what for _, what in checks.streams([each], may_refuse=False)] == ["went on beyond its deadline"]
 
 

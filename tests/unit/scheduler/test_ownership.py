@@ -68,7 +68,7 @@ def test_silence_during_an_outage_says_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=30))
-def test_schedulers_that_have_heard_the_same_agree(events: list[tuple[str, bool]]) -> None:
+def test_schedulers_that_have_received_the_same_agree(events: list[tuple[str, bool]]) -> None:
     seen = {name: members(name) for name in "abcd"}
     now = 1.0
     for name, lives in events:

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 # A scheduler is gone that was silent for this many of the intervals that it publishes at.
 _MISSED = 3
-# Who has just started, or was cut off, listens for this many intervals before it counts on what it has heard.
+# Who has just started, or was cut off, listens for this many intervals before it counts on what it received.
 _LISTENS = 2
 
 
@@ -53,7 +53,7 @@ class Members:
         self._seen_s.pop(name, None)
 
     def on_reconnect(self, now: float) -> None:
-        """Nothing was heard for a while: silence until now says nothing."""
+        """Nothing was received for a while: silence until now says nothing."""
         self._listens_until_s = now + _LISTENS * self._interval_s
         self._seen_s = dict.fromkeys(self._seen_s, now)
 
