@@ -18,7 +18,7 @@ from inferflux.v1 import scheduler_pb2
 TENANTS = ("a", "b", "c")
 
 
-def test_the_first_that_is_heard_counts_nothing_and_then_what_was_added() -> None:
+def test_the_first_that_is_received_counts_nothing_and_then_what_was_added() -> None:
     elsewhere = ServedElsewhere()
     assert elsewhere.take("0-of-2", 5, {"a": 100.0}) == {}
     assert elsewhere.take("0-of-2", 5, {"a": 130.0, "b": 7.0}) == {"a": 30.0, "b": 7.0}

@@ -220,7 +220,7 @@ class Bus:
         """Ask, and wait for the answers of all that serve the subject: until `is_last` says so of one, or
         `timeout_s` is over, or one refuses.
 
-        Raises: as `request`, where nobody answers, or only refuses.
+        Raises: as `request`, where no process answers, or each refuses.
         """
 
         def ends(reply: Reply) -> bool:
