@@ -124,7 +124,8 @@ class Fleet:
         return await _run_load(*where, *sizes, *load, "--limit-s", _LIMIT_S, api_key=stack.api_key)
 
     async def _ask_urgently(self, urgent: Phase) -> None:
-        metadata = grpc_client.outgoing(api_key=self._stack.api_key)
+        priority = 0 if self._options.unannounced else HIGHEST
+        metadata = grpc_client.outgoing(api_key=self._stack.api_key, priority=priority)
         async with grpc_client.channel(self._stack.endpoint) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             number = 0
@@ -252,6 +253,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--burst", type=int, default=5000, help="requests at once; 0: no burst")
     parser.add_argument("--prompt-tokens", type=positive, default=16)
     parser.add_argument("--max-tokens", type=positive, default=10)
+    parser.add_argument(
+        "--unannounced", action="store_true", help="urgent requests say their priority in the body alone"
+    )
     parser.add_argument("--quiet", action="store_true", help="services log warnings alone")
     add_json(parser)
     return parser.parse_args(arguments)

@@ -33,6 +33,8 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self) -> None:
         self.closed = asyncio.Event()
         self.started = asyncio.Event()
+        self.all_came = asyncio.Event()
+        self._n_came = 0
         self.peers: set[str] = set()
 
     async def Chat(  # noqa: N802
@@ -64,6 +66,11 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
                 raise ZeroDivisionError("secret detail")
             case "abort":
                 await context.abort(grpc.StatusCode.DATA_LOSS, "own status")
+            case "count":
+                self._n_came += 1
+                if self._n_came == 600:
+                    self.all_came.set()
+                await asyncio.Event().wait()
             case "slow":
                 self.started.set()
                 await asyncio.Event().wait()
@@ -305,6 +312,18 @@ async def test_an_unknown_method_is_unimplemented(served: Served) -> None:
     assert raw.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_many_calls_are_taken_while_others_are_served_and_a_server_that_stops_ends_them(
+    served: Served,
+) -> None:
+    """All calls run at the same time: none is answered before the last was taken."""
+    slow = [served.stub.Cancel(inference_pb2.CancelRequest(request_id="count")) for _ in range(600)]
+    async with asyncio.timeout(30):
+        await served.inference.all_came.wait()
+    await served.server.stop(0)
+    codes = await asyncio.gather(*(call.code() for call in slow))
+    assert set(codes) <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+
+
 async def test_rpcs_are_counted_by_method_and_code(served: Served) -> None:
     labels = {"method": f"/{INFERENCE}/Cancel", "code": "INVALID_ARGUMENT"}
     before = REGISTRY.get_sample_value("inferflux_rpcs_total", labels) or 0
@@ -429,6 +448,9 @@ async def test_a_burst_waits_until_the_server_takes_it(served: Served) -> None:
     # The loop stands still: gRPC itself must keep all of them.
     assert not has_ended.wait(1.0)
     codes = await asyncio.to_thread(lambda: {call.code() for call in calls})
+    import collections
+
+    print("ZZZ", collections.Counter(c.details() for c in calls))
     assert codes == {grpc.StatusCode.OK}
     for each in channels:
         each.close()

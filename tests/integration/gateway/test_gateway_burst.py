@@ -29,6 +29,7 @@ class SlowPolicy:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.max_priority: int | None = None
         self.n_at_once = self.most_at_once = 0
         self.settled: list[list[str]] = []
         self._lock = asyncio.Lock()
@@ -40,7 +41,9 @@ class SlowPolicy:
         async with self._lock:
             await asyncio.sleep(self.answer_s)
         self.n_at_once -= 1
-        return policy_pb2.AdmitResponse(tenant="acme", key_id="key_0123456789abcdef")
+        return policy_pb2.AdmitResponse(
+            tenant="acme", key_id="key_0123456789abcdef", max_priority=self.max_priority
+        )
 
     async def AdmitMany(  # noqa: N802
         self, request: policy_pb2.AdmitManyRequest, context: Any
@@ -121,7 +124,7 @@ async def test_calls_wait_for_a_slow_policy_longer_than_one_answer_may_take(slow
 
 
 async def test_a_full_queue_refuses_one_more(slow: Slow) -> None:
-    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0, at_once=1, waiting=3)
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0, at_once=1, known=3, others=3)
     answers = await asyncio.gather(
         *(admission.admit("inference", CALL) for _ in range(10)), return_exceptions=True
     )
@@ -130,7 +133,7 @@ async def test_a_full_queue_refuses_one_more(slow: Slow) -> None:
 
 
 async def test_a_caller_that_leaves_gives_its_place_back(slow: Slow) -> None:
-    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0, at_once=1, waiting=3)
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0, at_once=1, known=3, others=3)
     leaving = [asyncio.create_task(admission.admit("inference", CALL)) for _ in range(4)]
     await asyncio.sleep(0)
     for task in leaving:
@@ -151,6 +154,30 @@ async def test_requests_that_end_at_about_the_same_time_are_settled_in_few_quest
     assert len(slow.policy.settled) <= 3
     assert [ids[i] for i, outcome in enumerate(outcomes) if outcome is not None] == ["refused"]
     assert isinstance(outcomes[30], InvalidArgument)
+
+
+async def test_what_a_call_announces_puts_it_ahead_as_far_as_its_key_may(slow: Slow) -> None:
+    """The keys that were admitted before may have 4; another key has waited longer and says 100."""
+    slow.policy.max_priority = 4
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0, at_once=1)
+    await admission.admit("inference", CALL)
+    admitted: list[str] = []
+
+    async def call(name: str, priority: int, credential: str = CALL.credential) -> None:
+        await admission.admit(
+            "inference", CallContext(name, credential=credential, announced_priority=priority)
+        )
+        admitted.append(name)
+
+    calls = [asyncio.create_task(call("inside", 0))]
+    await asyncio.sleep(0)
+    stranger = "ifx_" + "B" * 43
+    asked = (("stranger", 100, stranger), ("plain", 0), ("low", -1), ("four", 4), ("hundred", 100))
+    for about in asked:
+        calls.append(asyncio.create_task(call(*about)))
+        await asyncio.sleep(0)
+    await asyncio.gather(*calls)
+    assert admitted == ["inside", "four", "hundred", "plain", "low", "stranger"]
 
 
 @pytest.mark.parametrize("key", ["", "hunter2", "ifx_" + "a" * 42, "ifx_" + "ä" * 43])

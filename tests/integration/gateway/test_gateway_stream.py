@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import grpc.aio
+import pytest
 from harness.gateway import (
     Backend,
     Client,
@@ -19,8 +21,8 @@ from harness.gateway import (
 )
 from harness.policy import PolicyProcess
 
-from inferflux.common import grpc_metadata
-from inferflux.common.errors import ResourceExhausted, Unavailable
+from inferflux.common import grpc_client, grpc_metadata
+from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable, from_rpc
 from inferflux.v1 import generation_pb2, inference_pb2
 
 
@@ -88,6 +90,19 @@ async def test_a_priority_above_the_keys_ceiling_is_capped(
         await stream.rest()
         said = grpc_metadata.get(await stream.call.trailing_metadata(), "x-inferflux-priority")
         assert said == ("" if given == asked else str(given))
+
+
+async def test_a_call_that_announces_more_than_its_request_asks_for_is_refused(
+    gateway: GatewayProcess, client: Client
+) -> None:
+    metadata = grpc_client.outgoing(api_key=client.key, priority=3)
+    request = inference_pb2.GenerateRequest(model="demo", text="Hi", priority=2)
+    call = gateway.inference.Generate(request, metadata=metadata, timeout=60)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    error = from_rpc(caught.value)
+    assert isinstance(error, InvalidArgument)
+    assert (error.reason, error.field) == ("PRIORITIES_DIFFER", "priority")
 
 
 async def test_a_call_without_deadline_makes_a_job_without_one(client: Client, backend: Backend) -> None:

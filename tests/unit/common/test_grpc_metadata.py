@@ -75,3 +75,15 @@ def test_a_header_that_is_no_trace_context_is_left_out(given: str) -> None:
 def test_a_trace_context_is_taken() -> None:
     given = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
     assert call_context([("traceparent", given)], remaining_s=None).traceparent == given
+
+
+@pytest.mark.parametrize(("text", "priority"), [("", 0), ("5", 5), ("+5", 5), ("-100", -100), ("100", 100)])
+def test_a_priority_is_announced_by_a_number(text: str, priority: int) -> None:
+    assert call_context([(metadata.PRIORITY, text)], remaining_s=None).announced_priority == priority
+
+
+@pytest.mark.parametrize("text", ["101", "-101", "1e1", "urgent", "99999", "1 "])
+def test_another_priority_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        call_context([(metadata.PRIORITY, text)], remaining_s=None)
+    assert caught.value.field == "priority"

@@ -164,10 +164,11 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
         retries: int | None = None,
     ) -> _R:
         retrying = Retrying(self._retries if retries is None else retries, len(self._gateways))
+        sent_as = metadata(self._api_key, priority=getattr(request, "priority", 0))
         while True:
             gateway = self._gateways.current
             try:
-                return await method(gateway)(request, metadata=metadata(self._api_key), timeout=timeout_s)
+                return await method(gateway)(request, metadata=sent_as, timeout=timeout_s)
             except grpc.aio.AioRpcError as failed:
                 error = from_rpc(failed)
             again = retrying.after(error)

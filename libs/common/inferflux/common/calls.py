@@ -37,6 +37,7 @@ class CallContext:
         choice: among those of one prompt, the first being 0: it draws with the request's seed plus this.
         record: what the call's audit line is to say; choices of one call share it.
         is_counted: its method counts against request limits.
+        announced_priority: that the client says ahead of its body; 0 where it says none.
         method: `InferenceService/Chat`, or `POST /v1/chat/completions`; "" before it is known.
     """
 
@@ -53,6 +54,7 @@ class CallContext:
     choice: int = 0
     record: CallRecord = field(default_factory=CallRecord, compare=False, repr=False)
     is_counted: bool = False
+    announced_priority: int = 0
     method: str = ""
 
     def require_credential(self) -> str:
@@ -107,7 +109,8 @@ def call_context(
         record: of the call's audit line; None: a new one.
 
     Raises:
-        InvalidArgument: the request id holds other characters than A-Z a-z 0-9 _ -, or more than 64.
+        InvalidArgument: the request id holds other characters than A-Z a-z 0-9 _ -, or more than 64, or the
+            priority is none.
     """
     pairs = list(metadata or ())
     credentials = grpc_metadata.credentials(pairs)
@@ -119,6 +122,7 @@ def call_context(
         service_key=grpc_metadata.get(pairs, grpc_metadata.SERVICE_KEY),
         certificate=certificate,
         traceparent=valid(grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT)),
+        announced_priority=grpc_metadata.priority(pairs),
         deadline_unix_ms=_deadline_unix_ms(remaining_s),
         started_at=time.monotonic(),
         record=record or CallRecord(),

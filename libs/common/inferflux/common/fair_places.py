@@ -24,15 +24,18 @@ class Victim(Generic[Holder]):
 class FairPlaces(Generic[Holder]):
     """The taken places, by the owner of their holders.
 
-    An owner with clearly fewer places gets the oldest place of the owner with most, at once. Among owners
+    An owner with clearly fewer places gets the oldest place of the owner with most, once that was held for
+    `hold_s`. Among owners
     with about as many places, the oldest holder keeps its place for a grace.
 
     Args:
         grace_s: in seconds.
+        hold_s: in seconds, no longer than the grace.
     """
 
-    def __init__(self, *, grace_s: float) -> None:
+    def __init__(self, *, grace_s: float, hold_s: float = 0.0) -> None:
         self._grace_s = grace_s
+        self._hold_s = hold_s
         # Owner -> its holders, oldest first, and since when.
         self._taken: dict[Hashable, dict[Holder, float]] = {}
 
@@ -64,7 +67,7 @@ class FairPlaces(Generic[Holder]):
         holder, since = next(iter(self._taken[owner].items()))
         # One place more is no reason: two owners would displace each other in turn.
         is_unfair = self.count(owner) > self.count(newcomer) + 1
-        return Victim(holder, since if is_unfair else since + self._grace_s)
+        return Victim(holder, since + (self._hold_s if is_unfair else self._grace_s))
 
     def _largest(self) -> Hashable:
         """The owner with most places; of several the one whose place is the oldest."""

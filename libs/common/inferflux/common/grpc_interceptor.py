@@ -63,6 +63,8 @@ received. What it returns is the call's `caller`."""
 # may hold as much memory as gRPC's largest message. Tenants, and strangers' connections, share the places.
 _OPEN_MESSAGES, _OPEN_GRACE_S, _OPEN_TIME_LIMIT_S = 2, 0.01, 10.0
 _ADMITTED_MESSAGES, _ADMITTED_GRACE_S, _ADMITTED_TIME_LIMIT_S = 64, 2.0, 60.0
+# A busy event loop takes as long to read a body that is there.
+_ADMITTED_HOLD_S = 0.25
 
 # Calls of each open method: of health's Watch, as the others end at once. One more ends the oldest: strangers
 # could hold them all.
@@ -161,7 +163,10 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         self._open_calls: dict[str, dict[asyncio.Timeout, None]] = defaultdict(dict)
         self._open = Receiving(_OPEN_MESSAGES, grace_s=_OPEN_GRACE_S, time_limit_s=_OPEN_TIME_LIMIT_S)
         self._admitted = Receiving(
-            _ADMITTED_MESSAGES, grace_s=_ADMITTED_GRACE_S, time_limit_s=_ADMITTED_TIME_LIMIT_S
+            _ADMITTED_MESSAGES,
+            grace_s=_ADMITTED_GRACE_S,
+            time_limit_s=_ADMITTED_TIME_LIMIT_S,
+            hold_s=_ADMITTED_HOLD_S,
         )
 
     async def intercept_service(

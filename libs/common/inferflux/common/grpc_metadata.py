@@ -7,13 +7,15 @@ import secrets
 from collections.abc import Iterable
 
 from inferflux.common.errors import InvalidArgument
+from inferflux.common.priority import HIGHEST, LOWEST
 
 REQUEST_ID = "x-request-id"
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
 TRACEPARENT = "traceparent"
 SERVICE_KEY = "x-inferflux-service-key"
-# Trailing: the priority that a request got, where it asked for more than its key may have.
+# The priority that a request asks for, ahead of its body. Trailing: the one that it got, where its key may
+# not have as much.
 PRIORITY = "x-inferflux-priority"
 # Of a refusal: the rule that the prompt has broken.
 GUARDRAIL = "x-inferflux-guardrail"
@@ -26,6 +28,7 @@ KEY_ID = "x-inferflux-key-id"
 Metadata = Iterable[tuple[str, str | bytes]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,4}")
 
 
 def get(metadata: Metadata | None, key: str) -> str:
@@ -54,6 +57,20 @@ def new_request_id() -> str:
     return secrets.token_hex(12)
 
 
+def priority(metadata: Metadata | None) -> int:
+    """The priority that is announced; 0 without one.
+
+    Raises:
+        InvalidArgument: it is none.
+    """
+    given = get(metadata, PRIORITY)
+    if not given:
+        return 0
+    if _INTEGER.fullmatch(given) is None or not LOWEST <= int(given) <= HIGHEST:
+        raise InvalidArgument(f"{PRIORITY} must be {LOWEST} to {HIGHEST}", field="priority")
+    return int(given)
+
+
 def credentials(metadata: Metadata | None) -> list[str]:
     """The API keys or tokens in `authorization: Bearer KEY` and `x-api-key: KEY`, each once."""
     found: dict[str, None] = {}
@@ -71,13 +88,19 @@ def credentials(metadata: Metadata | None) -> list[str]:
 
 
 def outgoing(
-    *, api_key: str = "", request_id: str = "", traceparent: str = "", service_key: str = ""
+    *,
+    api_key: str = "",
+    request_id: str = "",
+    traceparent: str = "",
+    service_key: str = "",
+    priority: int = 0,
 ) -> tuple[tuple[str, str], ...]:
-    """Metadata for a call; empty values are left out."""
+    """Metadata for a call; empty values, and priority 0, are left out."""
     pairs = (
         (AUTHORIZATION, f"Bearer {api_key}" if api_key else ""),
         (REQUEST_ID, request_id),
         (TRACEPARENT, traceparent),
         (SERVICE_KEY, service_key),
+        (PRIORITY, str(priority) if priority else ""),
     )
     return tuple((key, value) for key, value in pairs if value)

@@ -15,19 +15,22 @@ class Receiving:
     """Places for messages that are being received, shared among their owners.
 
     The body of an honest call follows its headers at once. A call of an owner with few places gets the oldest
-    place of the owner with most. Between equals, a call that has held its place for `grace_s` loses it as
-    soon as another call needs it. So the slow senders of one owner cannot keep others out.
+    place of the owner with most, once that was held for `hold_s`. Between equals, a call that has held its
+    place for `grace_s` loses it as soon as another call needs it. So the slow senders of one owner cannot
+    keep others out.
 
     Args:
         limit: messages at a time.
+        hold_s: how long a call keeps its place whatever comes, in seconds: long enough to read a body that is
+            there already.
         grace_s: how long a call keeps its place against its owner's other calls, in seconds.
         time_limit_s: how long a message may take to arrive, in seconds.
     """
 
-    def __init__(self, limit: int, *, grace_s: float, time_limit_s: float) -> None:
+    def __init__(self, limit: int, *, grace_s: float, time_limit_s: float, hold_s: float = 0.0) -> None:
         self._limit = limit
         self._time_limit_s = time_limit_s
-        self._places = FairPlaces[_Place](grace_s=grace_s)
+        self._places = FairPlaces[_Place](grace_s=grace_s, hold_s=hold_s)
         # Owner -> its calls that wait for a place, the oldest first.
         self._waiters: dict[Hashable, deque[asyncio.Future[None]]] = {}
         # When the calls that wait are looked at next, on the loop's clock.

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from inferflux.common import grpc_metadata
+from inferflux.common import priority as priorities
 from inferflux.common.calls import CallContext, note_holder
 from inferflux.common.credentials import could_be_credential
 from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
@@ -32,14 +33,14 @@ class Admission:
     Policy is asked about a bounded number of calls at a time, in few questions. The others wait in order, and
     the time limit of a question counts from when it is sent, so a burst is answered late instead of refused.
     Calls with a key that was admitted before are asked for first: a flood of invented keys cannot keep them
-    out.
+    out. Of these the most urgent go first, as far as they announce their priority and their key may have it.
 
     Args:
         service_key: proves to policy that this is a gateway.
         timeout_s: for one answer of policy, in seconds.
         at_once: calls that policy is asked about at a time.
-        waiting: calls that may wait to be asked for, with a key that was admitted before and with another;
-            one more is refused.
+        known, others: calls that may wait to be asked for, with a key that was admitted before and with
+            another; one more is refused.
     """
 
     def __init__(
@@ -49,17 +50,18 @@ class Admission:
         service_key: str,
         timeout_s: float,
         at_once: int = 64,
-        waiting: int = 1024,
+        known: int = 6144,
+        others: int = 1024,
     ) -> None:
         self._service_key = service_key
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
         self._timeout_s = timeout_s
-        self._gate = Gate(at_once=at_once, waiting=waiting)
+        self._gate = Gate(at_once=at_once, preferred=known, others=others)
         self._calls = PolicyQuestions(self._ask_about, at_once=_ADMITS)
         self._ended = PolicyQuestions(self._settle_together, at_once=_SETTLES)
         self._reserves = asyncio.Semaphore(_RESERVES)
-        # Digests of keys that were admitted, the latest last.
-        self._admitted: OrderedDict[bytes, None] = OrderedDict()
+        # Digests of keys that were admitted, the latest last, and the ceilings of their priorities.
+        self._admitted: OrderedDict[bytes, int] = OrderedDict()
 
     async def admit(self, scope: str, context: CallContext) -> Caller:
         """Let a call pass, by its context alone.
@@ -82,7 +84,9 @@ class Admission:
             traceparent=context.traceparent,
         )
         key = hashlib.sha256(credential.encode()).digest()
-        async with self._gate.place(is_preferred=key in self._admitted):
+        ceiling = self._admitted.get(key)
+        priority = min(context.announced_priority, ceiling or 0)
+        async with self._gate.place(is_preferred=ceiling is not None, priority=priority):
             try:
                 answer = await self._calls.answer(ask)
             except InferFluxError as refusal:
@@ -90,7 +94,7 @@ class Admission:
                 if isinstance(refusal, Unauthenticated):
                     self._admitted.pop(key, None)
                 raise
-        self._remember(key)
+        self._remember(key, answer.max_priority if answer.HasField("max_priority") else priorities.HIGHEST)
         if answer.subject:
             context.record.about |= {"issuer": answer.issuer, "subject": answer.subject}
         return Caller(
@@ -195,8 +199,8 @@ class Admission:
             request_id=request_id, traceparent=traceparent, service_key=self._service_key
         )
 
-    def _remember(self, key: bytes) -> None:
-        self._admitted[key] = None
+    def _remember(self, key: bytes, max_priority: int) -> None:
+        self._admitted[key] = max_priority
         self._admitted.move_to_end(key)
         if len(self._admitted) > _KEYS_REMEMBERED:
             self._admitted.popitem(last=False)

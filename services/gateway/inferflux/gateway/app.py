@@ -78,6 +78,9 @@ _SETTLE_LIMIT_S = 3.0
 
 log = logs.get()
 
+# Calls to one method that are taken in a round. Admission has them wait, the most urgent first.
+_TAKEN_AT_ONCE = 256
+
 
 async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
     """Serve until `shutdown` is asked for; streams that run then get `drain_limit_s` to end."""
@@ -273,6 +276,7 @@ def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Oper
             receive_limit(max(rule.max_body_bytes for rule in own_rules.values())),
             *connection_age(settings.connection_age_s),
         ],
+        taken_at_once=_TAKEN_AT_ONCE,
     )
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(
         InferenceServicer(gateway.pipeline), server.server

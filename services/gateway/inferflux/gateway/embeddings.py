@@ -84,7 +84,7 @@ class Embeddings:
             InvalidArgument: a text is empty, too long for the model or cannot be tokenized; names it.
             InferFluxError: as a generation. Where one job fails, the call does, and its others are cancelled.
         """
-        generation_limits.check_priority(request.priority)
+        validation.check_priority(request.priority, announced=context.announced_priority)
         _check_count(len(request.inputs), "inputs")
         card = await self._pipeline.route(caller, request.model)
         check_role(card, model_pb2.MODEL_ROLE_EMBEDDING)
@@ -101,7 +101,7 @@ class Embeddings:
         self, context: CallContext, caller: Caller, request: embedding_pb2.RerankRequest
     ) -> embedding_pb2.RerankResponse:
         """Documents by their scores, the best first; raises as `vectors`."""
-        generation_limits.check_priority(request.priority)
+        validation.check_priority(request.priority, announced=context.announced_priority)
         _check_count(len(request.documents), "documents")
         if request.HasField("top_n") and request.top_n < 1:
             raise InvalidArgument("top_n must be at least 1", field="top_n")

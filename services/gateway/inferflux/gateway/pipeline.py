@@ -143,7 +143,7 @@ class Pipeline:
     ) -> AsyncIterator[Generation]:
         """The generation of a conversation's next message, submitted."""
         async with self._generation("Chat", context, caller, model=request.model) as (call, generation):
-            card, adapter = await self._check(call.caller, request)
+            card, adapter = await self._check(call, request)
             validation.check_messages(request.messages, max_text_bytes=self._max_text_bytes)
             generation.note_prompt(chat_text(request.messages))
             size = schema_bytes(request.tools)
@@ -170,7 +170,7 @@ class Pipeline:
     ) -> AsyncIterator[Generation]:
         """The generation that continues a prompt, submitted."""
         async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
-            card, adapter = await self._check(call.caller, request)
+            card, adapter = await self._check(call, request)
             text = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
             params = await self._constraints.checked(request.params, card)
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
@@ -324,11 +324,11 @@ class Pipeline:
                 yield call, generation
 
     async def _check(
-        self, caller: Caller, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
+        self, call: Call, request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest
     ) -> tuple[model_pb2.ModelCard, model_pb2.AdapterCard | None]:
-        generation_limits.check_priority(request.priority)
+        validation.check_priority(request.priority, announced=call.context.announced_priority)
         validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
-        card, adapter = await self._routed(caller, request.model, request.adapter)
+        card, adapter = await self._routed(call.caller, request.model, request.adapter)
         check_role(card, model_pb2.MODEL_ROLE_GENERATION)
         generation_limits.check_params(
             request.params, context_length=card.context_length, vocabulary_size=card.vocabulary_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from inferflux.common import generation_limits
 from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2, model_pb2
@@ -16,6 +17,14 @@ from .tools import check_calls
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MAX_MESSAGES = 10_000
+
+
+def check_priority(priority: int, *, announced: int) -> None:
+    """It is one, and the call did not go ahead of others by announcing a more urgent one."""
+    generation_limits.check_priority(priority)
+    if announced > max(priority, 0):  # 0 is also what a call says that announces none
+        message = f"the call's metadata says priority {announced}, and its request {priority}"
+        raise InvalidArgument(message, field="priority", reason="PRIORITIES_DIFFER")
 
 
 def check_resume_window(window_s: int, *, most_s: int) -> None:
