@@ -28,7 +28,7 @@ class ServedElsewhere:
     def take(self, partition: str, term: int, served: Mapping[str, float]) -> dict[str, float]:
         """The leader of a partition publishes its sums. Returns by tenant what is to be counted now.
 
-        The first that is received of a partition counts nothing: what the last leader here left has counted it.
+        The first one received of a partition counts nothing: what the last leader here left has counted it.
         A sum that is smaller than before has begun anew.
         """
         before = self._latest.get(partition)
