@@ -232,7 +232,8 @@ def _user_config(user: NatsUser, password: str) -> str:
         lines.append(f"  publish: {{allow: {_listed(user.publish)}}}")
         lines.append(f"  subscribe: {{allow: {_listed(user.subscribe)}}}")
         if user.replies:
-            lines.append(f'  allow_responses: {{max: {_MOST_REPLIES}, expires: "{_REPLY_WITHIN}"}}')
+            most = _MOST_REPLIES if user.name == SCHEDULER else 1
+            lines.append(f'  allow_responses: {{max: {most}, expires: "{_REPLY_WITHIN}"}}')
         lines.append("}")
     return "".join(["    {\n", *(f"      {line}\n" for line in lines), "    }\n"])
 
