@@ -42,6 +42,28 @@ async def test_a_store_that_is_away_is_unavailable_soon_and_comes_back_by_itself
     await client.aclose()
 
 
+async def test_a_cancellation_at_any_moment_of_a_command_ends_it_and_mixes_up_no_answers(
+    valkey_url: str,
+) -> None:
+    client = store.connect(valkey_url)
+    await client.set("test:other", b"other")
+    await client.set("test:own", b"own")
+
+    async def ask() -> None:
+        while True:
+            await client.get("test:other")
+
+    for turns in range(60):
+        asking = asyncio.create_task(ask())
+        for _ in range(turns):  # of the event loop
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking], timeout=10)
+        assert asking.cancelled(), f"went on after {turns} turns"
+        assert await client.get("test:own") == b"own"
+    await client.aclose()
+
+
 async def test_a_restart_between_two_commands_goes_unseen(private_valkey: ServerProcess) -> None:
     client = store.connect(private_valkey.url)
     await client.set("key", b"1")

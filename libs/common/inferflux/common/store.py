@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -42,20 +43,29 @@ _BAD_URL = (
 
 class _Connection(AbstractConnection):
     """A connection whose writes after a reset by its peer fail as the client expects of a lost connection.
+    It loses no cancellation.
 
     A reset closes the transport before the client reads again. asyncio then raises ConnectionResetError,
     uvloop a bare RuntimeError, for which the client neither retries nor has a class.
+
+    The client writes within `asyncio.wait_for`. Before Python 3.12 that loses a cancellation that comes as
+    the write ends: a task that was to end would go on for ever.
     """
 
     async def send_packed_command(
         self, command: bytes | str | Iterable[bytes], check_health: bool = True
     ) -> None:
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task else 0
         try:
             await super().send_packed_command(command, check_health)
         except RuntimeError as error:
             if not str(error).endswith(_CLOSED_TRANSPORT):
                 raise
             raise redis.exceptions.ConnectionError("the connection was reset") from error
+        if task and task.cancelling() > cancelled_before:
+            await self.disconnect(nowait=True)  # the answer will not be read
+            raise asyncio.CancelledError
 
 
 class _TlsConnection(SSLConnection):
