@@ -26,7 +26,7 @@ from inferflux.v1 import policy_pb2, policy_pb2_grpc
 SERVICE_KEY = "a-service-key-of-tests"
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 15.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], *, timeout_s: float = 30.0) -> None:
     """Return once the condition holds; fail when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not await condition():

@@ -265,7 +265,7 @@ async def test_a_leader_notice_is_answered_by_a_heartbeat_and_older_terms_are_re
     start_worker: StartWorker,
 ) -> None:
     worker = await start_worker("led", INFERFLUX_WORKER_HEARTBEAT_INTERVAL_S="2")
-    notice = worker_pb2.LeaderNotice(partition="p", term=7)
+    notice = worker_pb2.LeaderNotice(term=7)
     await worker.bus.publish(subjects.SCHEDULER_LEADER, notice.SerializeToString())
     await worker.until(lambda: worker.status is not None and worker.status.term == 7)
     old = await worker.submit(batch_item("of-old"), term=6)

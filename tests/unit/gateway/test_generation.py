@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -83,6 +83,13 @@ class ScriptedBus:
             await self.may_reply.wait()
             return self.reply.SerializeToString()
         return scheduler_pb2.CancelReply().SerializeToString()
+
+    async def request_many(
+        self, subject: str, *_args: object, is_last: Callable[[bytes], bool], **_named: object
+    ) -> list[bytes]:
+        reply = await self.request(subject)
+        is_last(reply)
+        return [reply]
 
     async def publish(self, _subject: str, data: bytes) -> None:
         if self.refused_publishes:
