@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from harness import hangs
 from harness.order import PROCESS_LEVELS, interleaved, level_of
 from hypothesis import HealthCheck, settings
 
@@ -25,6 +26,10 @@ settings.load_profile("tests")
 # Tests share the cores with each other: a thread of llama.cpp that spins at a barrier takes the time of the
 # thread it waits for. Set before llama.cpp is loaded, here and in every child.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hangs.configure(config)
 
 
 def pytest_asyncio_loop_factories(
@@ -45,6 +50,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if level_of(item.path) in PROCESS_LEVELS:
                 item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=["from pytest-timeout"]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    hangs.begin(item)
+    hangs.watch(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    hangs.watch(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Watched anew: pytest unwatches where a test fails, and fixtures may hang after it."""
+    hangs.watch(item)
+    yield
+    hangs.unwatch()
 
 
 @pytest.fixture(scope="session")
