@@ -2,8 +2,8 @@
 
 pytest-timeout gives a test one signal. A test that hangs again while its fixtures end, or inside of a
 library, would hang for ever, and the whole run with it. A thread of `faulthandler` needs no interpreter: it
-writes all stacks to stderr and ends the process. pytest-xdist names the test, and gives it to a new process as
-if it had not run: each process therefore says in a file what it runs, and a test that another one ended with
+writes all stacks to stderr and ends the process. pytest-xdist names the test, and gives it to a new process
+as if it had not run: each process says in a file what it runs, and a test that another one ended with
 fails at once.
 """
 
