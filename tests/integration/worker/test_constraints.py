@@ -206,9 +206,11 @@ def test_tokens_without_a_choice_take_no_steps_of_their_own(
     assert steps[1] < steps[0]
 
 
-def test_looking_ahead_leaves_a_constraint_as_it_was(backend: Backend) -> None:
+@pytest.mark.parametrize("why_not", [None, ""], ids=["tried", "known"])
+def test_looking_ahead_leaves_a_constraint_as_it_was(backend: Backend, why_not: str | None) -> None:
     """Also beyond its end, and beyond a token that cannot come."""
-    constraints = Constraints(backend.vocab)
+    constraints = Constraints(backend.vocab, why_not)
+    assert constraints.why_not == ""
     one = constraints.begin(FORCED["choice"], [])
     while not one.settle(time.monotonic()):
         time.sleep(0.001)

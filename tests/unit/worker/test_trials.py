@@ -20,6 +20,7 @@ FOUND = Trials(
     cell_s=1e-9,
     move_cost=MoveCost(0.5, 0.25),
     row_times={1: 0.5, 8: 0.75},
+    constraint_error="",
 )
 
 

@@ -202,6 +202,7 @@ class EngineTrials(_message.Message):
     MOVE_S_FIELD_NUMBER: _builtins.int
     MOVED_CELL_S_FIELD_NUMBER: _builtins.int
     ROW_TIMES_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     """They hold for a KV cache of this size."""
     sharing: _scheduler_pb2.PrefixSharing.ValueType
@@ -217,6 +218,8 @@ class EngineTrials(_message.Message):
     move_s: _builtins.float
     """What moving cells takes: none of them, and each; absent: they are not moved."""
     moved_cell_s: _builtins.float
+    constraint_error: _builtins.str
+    """Why answers cannot be constrained; empty: they can; absent: it was not tried."""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineTiming]: ...
     @_builtins.property
@@ -238,13 +241,19 @@ class EngineTrials(_message.Message):
         move_s: _builtins.float | None = ...,
         moved_cell_s: _builtins.float = ...,
         row_times: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        constraint_error: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_move_s", b"_move_s", "move_s", b"move_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_error", b"_constraint_error", "_move_s", b"_move_s", "constraint_error", b"constraint_error", "move_s", b"move_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_move_s", b"_move_s", "cell_s", b"cell_s", "cuts_states", b"cuts_states", "kv_cells", b"kv_cells", "move_s", b"move_s", "moved_cell_s", b"moved_cell_s", "prefill_works", b"prefill_works", "row_times", b"row_times", "sharing", b"sharing", "sharing_reason", b"sharing_reason", "sharing_window", b"sharing_window", "single_thread_tokens", b"single_thread_tokens", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_error", b"_constraint_error", "_move_s", b"_move_s", "cell_s", b"cell_s", "constraint_error", b"constraint_error", "cuts_states", b"cuts_states", "kv_cells", b"kv_cells", "move_s", b"move_s", "moved_cell_s", b"moved_cell_s", "prefill_works", b"prefill_works", "row_times", b"row_times", "sharing", b"sharing", "sharing_reason", b"sharing_reason", "sharing_window", b"sharing_window", "single_thread_tokens", b"single_thread_tokens", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__constraint_error: _TypeAlias = _typing.Literal["constraint_error"]  # noqa: Y015
+    _WhichOneofArgType__constraint_error: _TypeAlias = _typing.Literal["_constraint_error", b"_constraint_error"]  # noqa: Y015
     _WhichOneofReturnType__move_s: _TypeAlias = _typing.Literal["move_s"]  # noqa: Y015
     _WhichOneofArgType__move_s: _TypeAlias = _typing.Literal["_move_s", b"_move_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__constraint_error) -> _WhichOneofReturnType__constraint_error | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__move_s) -> _WhichOneofReturnType__move_s | None: ...
 
 Global___EngineTrials: _TypeAlias = EngineTrials  # noqa: Y015

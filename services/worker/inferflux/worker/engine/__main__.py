@@ -117,7 +117,8 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
     try:
         backend = Backend(config)
         disk, disk_error = _disk(config, backend.identity)
-        constraints = Constraints(backend.vocab)
+        constraints = Constraints(backend.vocab, backend.trials.constraint_error)
+        backend.trials.constraint_error = constraints.why_not
         engine = Engine(
             backend,
             worker_id=config.worker_id,

@@ -166,21 +166,29 @@ class CompiledConstraint:
 class Constraints:
     """Compiles for one model, in a thread of its own, keeps what it has compiled, and has answers checked.
 
+    Args:
+        why_not: what another one has found of this vocabulary. Reading it takes about a second for 128,000
+            tokens; with this, it is put off until the first constraint.
+
     Attributes:
         why_not: why this model's answers cannot be constrained; "" if they can.
     """
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, why_not: str | None = None) -> None:
         self._compiler = Compiler(vocab)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="constraints")
         self._checks = AnswerChecks()
         # By digest; used by the pool's one thread alone.
         self._cache: OrderedDict[bytes, Compiled] = OrderedDict()
-        self.why_not = ""
+        self.why_not = self._try() if why_not is None else why_not
+
+    def _try(self) -> str:
+        """Why answers cannot be constrained; "" if they can."""
         try:
             self._compiler.read_vocabulary()
         except ConstraintError as error:
-            self.why_not = str(error)
+            return str(error)
+        return ""
 
     def begin(
         self, constraint: generation_pb2.StructuredConstraint, generated: Sequence[int]

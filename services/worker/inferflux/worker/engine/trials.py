@@ -45,6 +45,7 @@ class Trials:
         cell_s: what a cell of another sequence adds to a step of a token.
         move_cost: None: cells are not moved.
         row_times: seconds of steps that verify drafts, by their rows.
+        constraint_error: why answers cannot be constrained, "" if they can; None: it was not tried.
     """
 
     kv_cells: int
@@ -56,6 +57,7 @@ class Trials:
     cell_s: float = 0.0
     move_cost: MoveCost | None = None
     row_times: dict[int, float] = field(default_factory=dict)
+    constraint_error: str | None = None
 
     def to_message(self) -> engine_pb2.EngineTrials:
         """As the worker keeps it."""
@@ -69,6 +71,7 @@ class Trials:
             single_thread_tokens=self.single_thread_tokens,
             cell_s=self.cell_s,
             row_times=self.row_times,
+            constraint_error=self.constraint_error,
         )
         for seen in self.timings:
             message.timings.add(
@@ -101,4 +104,5 @@ def known_trials(config: engine_pb2.EngineConfig, kv_cells: int) -> Trials | Non
         cell_s=told.cell_s,
         move_cost=MoveCost(told.move_s, told.moved_cell_s) if told.HasField("move_s") else None,
         row_times=dict(told.row_times),
+        constraint_error=told.constraint_error if told.HasField("constraint_error") else None,
     )
