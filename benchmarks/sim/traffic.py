@@ -88,6 +88,8 @@ class Arrival:
     worker_id: str = ""
     # Of its gateway.
     zone: str = ""
+    # Empty: the one that there is.
+    model: str = ""
 
     @property
     def wait_s(self) -> float | None:

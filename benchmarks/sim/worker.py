@@ -67,7 +67,7 @@ class Readers(Protocol):
     """Those who follow the token streams."""
 
     def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float) -> None: ...
-    def on_end(self, key: RequestKey, outcome: str) -> None: ...
+    def on_end(self, key: RequestKey, epoch: int, outcome: str) -> None: ...
 
 
 class ModelledWorker(ContractWorker):
@@ -78,6 +78,9 @@ class ModelledWorker(ContractWorker):
         output_of: how many tokens a request will generate, if its max_tokens lets it.
         answer_of: these tokens, as many or more.
         readers: get what it emits.
+        served: its model.
+        incarnation: counts the processes of this name, from 1.
+        started_at: in ms since the Unix epoch.
     """
 
     def __init__(
@@ -88,8 +91,11 @@ class ModelledWorker(ContractWorker):
         output_of: Callable[[RequestKey], int],
         answer_of: Callable[[RequestKey], Iterable[int]] = lambda _key: itertools.count(),
         readers: Readers,
+        served: str = MODEL,
+        incarnation: int = 1,
+        started_at: int = 0,
     ) -> None:
-        super().__init__(worker_id, f"{worker_id}-1", MODEL, model)
+        super().__init__(worker_id, f"{worker_id}-{incarnation}", served, model, started_at)
         self._model = model
         self.events: list[scheduler_pb2.WorkerEvent] = []
         self._output_of = output_of
@@ -150,7 +156,7 @@ class ModelledWorker(ContractWorker):
 
     def emit_end(self, sequence: Sequence, reason: generation_pb2.FinishReason.ValueType) -> None:
         name = generation_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
-        self._readers.on_end(sequence.key, name)
+        self._readers.on_end(sequence.key, sequence.epoch, name)
 
     def output_of(self, request: scheduler_pb2.InferenceRequest) -> int:
         return min(self._output_of(key_of(request)), request.params.max_tokens)

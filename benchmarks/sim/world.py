@@ -6,9 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from itertools import count
-from typing import Any
 
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.scheduler.core import actions
@@ -21,6 +19,7 @@ from inferflux.scheduler.core.replayed import ReplayedTokens, outcome_of
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
+from .events import Events
 from .figures import OUTPUT_COST, Served
 from .traffic import Arrival
 from .worker import MODEL, ModelledWorker, WorkerModel
@@ -73,7 +72,7 @@ def to_request(arrival: Arrival) -> scheduler_pb2.InferenceRequest:
     request = scheduler_pb2.InferenceRequest(
         request_id=arrival.name,
         tenant=arrival.tenant,
-        model=MODEL,
+        model=arrival.model or MODEL,
         prompt_token_ids=(arrival.tokens or [1] * arrival.prompt_tokens)[: arrival.prompt_tokens],
         priority=arrival.priority,
         enqueued_unix_ms=int(arrival.at_s * 1000),
@@ -111,7 +110,7 @@ class World:
         next_of: Callable[[Arrival], Arrival | None] = lambda _ended: None,
     ) -> None:
         self.setup = setup
-        self.now = START_S
+        self._events = Events(START_S)
         self.core = new_core(setup, now=START_S)
         self.requests: dict[RequestKey, Arrival] = {}
         self.served: list[Served] = []
@@ -125,8 +124,6 @@ class World:
         self._next_of = next_of
         # Requests that their clients are still to send.
         self._expected = 0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
         self._is_plan_due = False
         self._open = 0
         self._is_arriving = True
@@ -146,30 +143,27 @@ class World:
             Stuck: requests are left that nothing happens to, or that take too long.
         """
         self._schedule_next_arrival()
-        self._at(self.now, self._tick)
-        self._at(self.now + _BEAT_S, self._sample)
+        self._events.at(self.now, self._tick)
+        self._events.after(_BEAT_S, self._sample)
         while self._is_arriving or self._expected or self._open:
-            if not self._events:
+            if not self._events.step():
                 raise Stuck(f"nothing happens, and {self._open} requests have not ended")
-            at_s, _, do, arguments = heappop(self._events)
-            if at_s - START_S > self._patience_s:
+            if self.now - START_S > self._patience_s:
                 raise Stuck(f"{self._open} requests have not ended after {self._patience_s:g} s")
-            self.now = at_s
-            do(*arguments)
         return self
 
     # Arrivals and time
 
-    def _at(self, when_s: float, do: Callable[..., None], *arguments: Any) -> None:
-        self._count += 1
-        heappush(self._events, (when_s, self._count, do, arguments))
+    @property
+    def now(self) -> float:
+        return self._events.now
 
     def _schedule_next_arrival(self) -> None:
         arrival = next(self._arrivals, None)
         if arrival is None:
             self._is_arriving = False
         else:
-            self._at(max(arrival.at_s, self.now), self._arrive_in_turn, arrival)
+            self._events.at(arrival.at_s, self._arrive_in_turn, arrival)
 
     def _arrive_in_turn(self, arrival: Arrival) -> None:
         self._arrive(arrival)
@@ -199,7 +193,7 @@ class World:
 
     def _tick(self) -> None:
         self._core(lambda: self.core.on_tick(self.now))
-        self._at(self.now + _TICK_S, self._tick)
+        self._events.after(_TICK_S, self._tick)
 
     def _sample(self) -> None:
         """Once a second: what was served to whom, and who has been waiting all along."""
@@ -210,7 +204,7 @@ class World:
         self.served.append(Served(self.now, _BEAT_S, dict(self._tokens), backlogged))
         self._tokens.clear()
         self._ever_dry = {group for group, n in self._waiting.items() if not n}
-        self._at(self.now + _BEAT_S, self._sample)
+        self._events.after(_BEAT_S, self._sample)
 
     # Workers
 
@@ -233,8 +227,8 @@ class World:
         status = self.workers[worker_id].beat(self.now)
         status.zone = self.setup.zone_of(worker_id)
         self._follow(worker_id)
-        self._at(self.now + _HOP_S, self._on_heartbeat, status)
-        self._at(self.now + _BEAT_S, self._beat, worker_id)
+        self._events.after(_HOP_S, self._on_heartbeat, status)
+        self._events.after(_BEAT_S, self._beat, worker_id)
 
     def _on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
         self._core(lambda: self.core.on_heartbeat(status, self.now))
@@ -243,10 +237,10 @@ class World:
         """After anything done to a worker: carry its events, note when it is due."""
         worker = self.workers[worker_id]
         for event in worker.take_events():
-            self._at(self.now + _HOP_S, self._on_event, event)
+            self._events.after(_HOP_S, self._on_event, event)
         due_s = worker.next_s
         if due_s is not None and due_s != self._wake_s[worker_id]:
-            self._at(max(due_s, self.now), self._wake, worker_id, due_s)
+            self._events.at(due_s, self._wake, worker_id, due_s)
         self._wake_s[worker_id] = due_s
 
     def _wake(self, worker_id: str, due_s: float) -> None:
@@ -269,7 +263,7 @@ class World:
             arrival.first_token_s = now
             self._tokens[self._group(arrival)] += arrival.prompt_tokens
 
-    def on_end(self, key: RequestKey, outcome: str) -> None:
+    def on_end(self, key: RequestKey, epoch: int, outcome: str) -> None:  # noqa: ARG002
         self.requests[key].outcome = outcome
 
     def _on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
@@ -294,7 +288,7 @@ class World:
         self._perform(todo)
         if not self._is_plan_due and self.core.must_plan:
             self._is_plan_due = True
-            self._at(self.now, self._plan)
+            self._events.at(self.now, self._plan)
 
     def _plan(self) -> None:
         self._is_plan_due = False
@@ -304,15 +298,15 @@ class World:
         for action in todo:
             match action:
                 case actions.Dispatch():
-                    self._at(self.now + _HOP_S, self._deliver, action.worker_id, action.batch)
+                    self._events.after(_HOP_S, self._deliver, action.worker_id, action.batch)
                 case actions.Ack():
                     self._end(action)
                 case actions.PublishChunk():
                     self._note_chunk(action)
                 case actions.ReadReplay():
-                    self._at(self.now + _HOP_S, self._answer_replay, action)
+                    self._events.after(_HOP_S, self._answer_replay, action)
                 case actions.SendCommand():
-                    self._at(self.now + _HOP_S, self._command, action)
+                    self._events.after(_HOP_S, self._command, action)
                 case actions.CountRetry():
                     self.counts[f"retry_{action.cause}"] += 1
                 case actions.CountRefusal():
@@ -326,7 +320,7 @@ class World:
             if item.request.request_id in accepted:
                 self._note_placed(RequestKey(item.request.tenant, item.request.request_id))
         self._follow(worker_id)
-        self._at(self.now + _HOP_S, self._answer, answer)
+        self._events.after(_HOP_S, self._answer, answer)
 
     def _answer(self, answer: worker_pb2.BatchAccepted) -> None:
         self._core(lambda: self.core.on_batch_answer(answer, self.now))
@@ -374,4 +368,4 @@ class World:
             self._stop_waiting(arrival)
         if (following := self._next_of(arrival)) is not None:
             self._expected += 1
-            self._at(max(following.at_s, self.now), self._follow_up, following)
+            self._events.at(following.at_s, self._follow_up, following)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.partitions import divide
-from inferflux.scheduler.core.ownership import Members, owner_of
+from inferflux.scheduler.core.ownership import Handover, Members, owner_of
 
 NAMES = st.sets(st.text("abcdefgh-0123456789", min_size=1, max_size=12), min_size=1, max_size=8)
 INTERVAL_S = 0.5
@@ -87,3 +87,19 @@ def test_schedulers_that_have_received_the_same_agree(events: list[tuple[str, bo
     for partition in divide(16):
         a, b = (seen[name].is_owner(partition.name, now) for name in "ab")
         assert not (a and b)
+
+
+def test_a_partition_is_given_back_once_another_one_has_been_its_owner_for_two_leases() -> None:
+    handover = Handover(lease_s=1.5)
+    assert not handover.is_due("0-of-2", 10.0, is_outweighed=True)
+    assert not handover.is_due("0-of-2", 12.9, is_outweighed=True)
+    assert not handover.is_due("1-of-2", 13.0, is_outweighed=True)
+    assert handover.is_due("0-of-2", 13.0, is_outweighed=True)
+    assert not handover.is_due("0-of-2", 13.5, is_outweighed=True)
+
+
+def test_one_that_comes_and_goes_moves_nothing() -> None:
+    handover = Handover(lease_s=1.5)
+    for now in (10.0, 12.0, 14.0, 16.0):
+        assert not handover.is_due("0-of-2", now, is_outweighed=True)
+        assert not handover.is_due("0-of-2", now + 1.0, is_outweighed=False)

@@ -120,6 +120,93 @@ def test_a_tenant_that_was_served_elsewhere_owes_it_when_it_comes() -> None:
     assert shares.first() == "here"
 
 
+class WalkingLedger(Ledger):
+    """Asks every queue for every tenant: what `Ledger` did before it knew who waits where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queues: list[TenantShares] = []
+        self.inside: dict[TenantShares, set[str]] = {}
+
+    def enter(self, tenant: str, queue: TenantShares) -> None:
+        self.inside.setdefault(queue, set()).add(tenant)
+
+    def leave(self, tenant: str, queue: TenantShares) -> None:
+        self.inside[queue].remove(tenant)
+
+    def set(self, tenant: str, counter: float) -> None:
+        self.counters[tenant] = counter
+        for queue in self.queues:
+            queue.sort(tenant)
+
+    def is_active(self, tenant: str) -> bool:
+        return any(tenant in tenants for tenants in self.inside.values())
+
+    def _floor(self) -> float:
+        active = [counter for tenant, counter in self.counters.items() if self.is_active(tenant)]
+        return min(active or self.counters.values(), default=0.0)
+
+
+QUEUES = 3
+Move = tuple[str, int, str, int]
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "leave", "charge", "elsewhere", "take over"]),
+        st.integers(0, QUEUES - 1),
+        st.sampled_from(["a", "b", "c", "d"]),
+        st.integers(1, 20),
+    ),
+    max_size=60,
+)
+
+
+class Side:
+    """Queues of one leader after the other, which share a ledger of one kind."""
+
+    def __init__(self, kind: type[Ledger]) -> None:
+        self._kind = kind
+        self.begin()
+
+    def begin(self, written: bytes = b"{}") -> None:
+        self.ledger = self._kind()
+        self.queues = [TenantShares({"b": 2.0}, self.ledger) for _ in range(QUEUES)]
+        if isinstance(self.ledger, WalkingLedger):
+            self.ledger.queues = self.queues
+        self.ledger.restore(written)
+        self.waiting: set[tuple[int, str]] = set()
+
+    def move(self, what: str, queue: int, tenant: str, tokens: int) -> None:
+        is_waiting = (queue, tenant) in self.waiting
+        if what == "enter" and not is_waiting:
+            self.queues[queue].enter(tenant, is_lifted=tokens > 5)
+            self.waiting.add((queue, tenant))
+        elif what == "leave" and is_waiting:
+            self.queues[queue].leave(tenant)
+            self.waiting.remove((queue, tenant))
+        elif what == "charge":
+            self.queues[queue].charge(tenant, tokens, 1)
+        elif what == "elsewhere":
+            self.ledger.charge_elsewhere({tenant: float(tokens)})
+        elif what == "take over":
+            self.begin(self.ledger.encode())
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        positions = [[queue.position(tenant) for tenant in "abcd"] for queue in self.queues]
+        return positions, [queue.first() for queue in self.queues], self.ledger.counters, self.ledger.encode()
+
+
+@given(MOVES)
+def test_tenants_stand_in_the_same_order_whether_all_queues_are_asked_or_those_in_which_they_wait(
+    moves: list[Move],
+) -> None:
+    one, other = Side(Ledger), Side(WalkingLedger)
+    for move in moves:
+        one.move(*move)
+        other.move(*move)
+        assert one.order == other.order
+
+
 @pytest.mark.parametrize(
     ("tenant", "served", "field"),
     [

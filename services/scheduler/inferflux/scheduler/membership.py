@@ -12,18 +12,13 @@ from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.v1 import scheduler_pb2
 
 from .candidate import Candidate
-from .core.ownership import Members
+from .core.ownership import Handover, Members
 from .metrics import SchedulerMetrics
 
 log = logs.get("scheduler.membership")
 
 # As often as a lease is renewed.
 _PER_LEASE = 3
-# A leader gives a partition back once another scheduler has been its owner for this many leases: one that
-# comes and goes moves nothing.
-_STEADY_LEASES = 2
-# From then on it claims it again only if the other one has not taken it.
-_PAUSE_LEASES = 3
 
 
 class Membership:
@@ -47,11 +42,9 @@ class Membership:
         self._name = name
         self._candidates = tuple(candidates)
         self._metrics = metrics
-        self._lease_s = lease_s
         self._interval_s = lease_s / _PER_LEASE
         self._members = Members(name, self._interval_s, time.monotonic())
-        # Since when another scheduler should lead what this one leads.
-        self._outweighed_s: dict[str, float] = {}
+        self._handover = Handover(lease_s)
 
     async def run(self) -> None:
         """Until cancelled; the others are told then."""
@@ -93,9 +86,7 @@ class Membership:
         for candidate in self._candidates:
             name = candidate.partition.name
             candidate.leadership.want(self._members.is_owner(name, now))
-            if candidate.leader is None or not self._members.has_better_owner(name, now):
-                self._outweighed_s.pop(name, None)
-            elif now - self._outweighed_s.setdefault(name, now) >= _STEADY_LEASES * self._lease_s:
-                del self._outweighed_s[name]
+            has_better = candidate.leader is not None and self._members.has_better_owner(name, now)
+            if self._handover.is_due(name, now, is_outweighed=has_better):
                 log.info("gives a partition to the scheduler that is to lead it", partition=name)
-                candidate.leadership.leave(pause_s=_PAUSE_LEASES * self._lease_s)
+                candidate.leadership.leave(pause_s=self._handover.pause_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 if TYPE_CHECKING:
     from .shares import TenantShares
@@ -24,19 +23,28 @@ class Ledger:
 
     def __init__(self) -> None:
         self.counters: dict[str, float] = {}
-        self._queues: WeakSet[TenantShares] = WeakSet()
+        # By tenant, the queues in which it has requests waiting: few of what may be hundreds.
+        self._waiting: dict[str, list[TenantShares]] = {}
         # Tenants of which an earlier leader knew, until they have requests waiting here.
         self._restored: set[str] = set()
         # What this leader has served, by tenant: only ever added to.
         self.served: dict[str, float] = {}
 
-    def join(self, queue: TenantShares) -> None:
-        self._queues.add(queue)
+    def enter(self, tenant: str, queue: TenantShares) -> None:
+        """It has requests waiting in a queue, and had none there."""
+        self._waiting.setdefault(tenant, []).append(queue)
+
+    def leave(self, tenant: str, queue: TenantShares) -> None:
+        """It has none waiting there any more. Raises KeyError or ValueError if it had none before."""
+        queues = self._waiting[tenant]
+        queues.remove(queue)
+        if not queues:
+            del self._waiting[tenant]
 
     def set(self, tenant: str, counter: float) -> None:
         """Every queue in which the tenant has requests waiting sorts it anew."""
         self.counters[tenant] = counter
-        for queue in self._queues:
+        for queue in self._waiting.get(tenant, ()):
             queue.sort(tenant)
 
     def charge(self, tenant: str, counter: float, cost: float) -> None:
@@ -65,7 +73,7 @@ class Ledger:
 
     def is_active(self, tenant: str) -> bool:
         """Whether it has requests waiting in any queue."""
-        return any(queue.is_active(tenant) for queue in self._queues)
+        return tenant in self._waiting
 
     def encode(self) -> bytes:
         """What is written down: how much more each tenant was served than the least served of those that have
@@ -75,7 +83,7 @@ class Ledger:
         return json.dumps({tenant: round(max(0.0, counter - floor), 3) for tenant, counter in most}).encode()
 
     def _floor(self) -> float:
-        active = [counter for tenant, counter in self.counters.items() if self.is_active(tenant)]
+        active = [self.counters[tenant] for tenant in self._waiting]
         return min(active or self.counters.values(), default=0.0)
 
     def restore(self, written: bytes) -> None:

@@ -18,6 +18,11 @@ from functools import lru_cache
 _MISSED = 3
 # Who has just started, or was cut off, listens for this many intervals before it counts on what it received.
 _LISTENS = 2
+# A leader gives a partition back once another scheduler has been its owner for this many leases: one that
+# comes and goes moves nothing.
+_STEADY_LEASES = 2
+# From then on it claims it again only if the other one has not taken it.
+_PAUSE_LEASES = 3
 
 
 @lru_cache(maxsize=4096)
@@ -71,3 +76,32 @@ class Members:
     def has_better_owner(self, partition: str, now: float) -> bool:
         """Whether another scheduler that lives is to lead it."""
         return now >= self._listens_until_s and owner_of(partition, self.live(now)) != self._name
+
+
+class Handover:
+    """When a leader gives partitions back to the schedulers that are to lead them.
+
+    Args:
+        lease_s: how long a lease stands that is not renewed.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self._steady_s = _STEADY_LEASES * lease_s
+        # For how long it claims nothing of what it has given back.
+        self.pause_s = _PAUSE_LEASES * lease_s
+        # Since when another scheduler should lead what this one leads.
+        self._outweighed_s: dict[str, float] = {}
+
+    def is_due(self, partition: str, now: float, *, is_outweighed: bool) -> bool:
+        """Whether to give a partition back now.
+
+        Args:
+            is_outweighed: this scheduler leads it, and another one that lives is to.
+        """
+        if not is_outweighed:
+            self._outweighed_s.pop(partition, None)
+            return False
+        if now - self._outweighed_s.setdefault(partition, now) < self._steady_s:
+            return False
+        del self._outweighed_s[partition]
+        return True

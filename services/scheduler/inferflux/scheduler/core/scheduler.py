@@ -505,7 +505,7 @@ class SchedulerCore:
         if not self.must_plan:
             return []
         out: list[Action] = []
-        for model in self._state.take_unplanned():
+        for model in sorted(self._state.take_unplanned()):  # in the same order in every process
             out += self._planner.plan_model(model, now)
         for job in self._state.take_fresh():
             if job.is_queued and job.announced_epoch != job.epoch:

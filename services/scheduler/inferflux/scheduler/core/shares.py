@@ -63,7 +63,6 @@ class TenantShares:
         self._input_cost = _positive("input_cost", input_cost)
         self._output_cost = _positive("output_cost", output_cost)
         self._ledger = Ledger() if ledger is None else ledger
-        self._ledger.join(self)
         self._counters = self._ledger.counters
         # Of the active: counter, since when it stands there (equal ones alternate), tenant.
         self._order: Ranking[tuple[float, int, str]] = Ranking()
@@ -101,10 +100,12 @@ class TenantShares:
         self._ledger.set(tenant, max(counter, self.floor) if is_lifted and was_idle else counter)
         self.active_weight += self.weight(tenant)
         self._sort_in(tenant)
+        self._ledger.enter(tenant, self)
 
     def leave(self, tenant: str) -> None:
         """It has no request waiting any more. Raises KeyError if it had none before."""
         self._order.remove(self._entries.pop(tenant))
+        self._ledger.leave(tenant, self)
         self.active_weight = self.active_weight - self.weight(tenant) if self._entries else 0.0
         self._floor.last_left = tenant
         if len(self._counters) - len(self._entries) >= self._sweep_at:
@@ -116,10 +117,6 @@ class TenantShares:
         if cost <= 0:
             return
         self._ledger.charge(tenant, self.counter(tenant), cost / self.weight(tenant))
-
-    def is_active(self, tenant: str) -> bool:
-        """Whether it has requests waiting in this queue."""
-        return tenant in self._entries
 
     def sort(self, tenant: str) -> None:
         """Its counter has changed."""
