@@ -68,6 +68,9 @@ class TenantShares:
         self._order: Ranking[tuple[float, int, str]] = Ranking()
         self._entries: dict[str, tuple[float, int, str]] = {}
         self._serial = 0
+        # Active tenants whose counters have changed since they were sorted, in the order of the changes: they
+        # may wait in many queues, and are charged more often than most queues are looked at.
+        self._changed: dict[str, None] = {}
         self._floor = Floor() if floor is None else floor
         self._floor.join(self)
         self._sweep_at = _MOST_IDLE
@@ -91,6 +94,7 @@ class TenantShares:
     @property
     def least(self) -> float | None:
         """The smallest counter of the active; None when none is."""
+        self._sort_changed()
         return self._order.first()[0] if self._entries else None
 
     def enter(self, tenant: str, *, is_lifted: bool = True) -> None:
@@ -99,12 +103,14 @@ class TenantShares:
         was_idle = not (self._ledger.is_active(tenant) or self._ledger.take_restored(tenant))
         self._ledger.set(tenant, max(counter, self.floor) if is_lifted and was_idle else counter)
         self.active_weight += self.weight(tenant)
+        self._sort_changed()
         self._sort_in(tenant)
         self._ledger.enter(tenant, self)
 
     def leave(self, tenant: str) -> None:
         """It has no request waiting any more. Raises KeyError if it had none before."""
         self._order.remove(self._entries.pop(tenant))
+        self._changed.pop(tenant, None)
         self._ledger.leave(tenant, self)
         self.active_weight = self.active_weight - self.weight(tenant) if self._entries else 0.0
         self._floor.last_left = tenant
@@ -121,17 +127,25 @@ class TenantShares:
     def sort(self, tenant: str) -> None:
         """Its counter has changed."""
         if tenant in self._entries:
-            self._order.remove(self._entries[tenant])
-            self._sort_in(tenant)
+            self._changed.pop(tenant, None)
+            self._changed[tenant] = None
 
     def first(self) -> str | None:
         """The tenant to serve next; None when none is active."""
+        self._sort_changed()
         return self._order.first()[2] if self._entries else None
 
     def position(self, tenant: str) -> int:
         """How many active tenants have been served less than it, or as much and earlier."""
+        self._sort_changed()
         as_newcomer = (self.counter(tenant), self._serial + 1, tenant)
         return self._order.position(self._entries.get(tenant, as_newcomer))
+
+    def _sort_changed(self) -> None:
+        for tenant in self._changed:
+            self._order.remove(self._entries[tenant])
+            self._sort_in(tenant)
+        self._changed.clear()
 
     def _sort_in(self, tenant: str) -> None:
         self._serial += 1
