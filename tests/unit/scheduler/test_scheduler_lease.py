@@ -151,6 +151,16 @@ def test_a_restarted_scheduler_of_the_same_name_leads_at_once(world: World, lead
     assert again.term > leader.term
 
 
+def test_one_that_is_restarted_leads_at_once_although_it_is_not_known_yet_who_is_to_lead(
+    world: World, leader: Lease
+) -> None:
+    restarted = made("a", "a2")
+    restarted.want(False)
+    world.step(restarted)
+    assert restarted.is_held(world.now)
+    assert restarted.term > leader.term
+
+
 def test_a_name_used_twice_does_not_go_back_and_forth(world: World, leader: Lease) -> None:
     again = made("a", "another incarnation")
     world.run(leader, again, for_s=30)

@@ -261,12 +261,13 @@ class Lease:
 
     def _may_claim(self, seen: _Seen, now: float, *, is_first: bool) -> bool:
         age_s = now - seen.since_s
+        # Also where it is not known yet who is to lead: the process that led is gone.
+        own_name = is_first and seen.record is not None and seen.record.holder == self._own.holder
         if not self._is_wanted:
-            return age_s >= 2 * self.times.duration_s
+            return own_name or age_s >= 2 * self.times.duration_s
         if seen.record is None:
             is_free = is_first
         else:
-            own_name = is_first and seen.record.holder == self._own.holder
             is_free = not seen.record.holder or own_name or seen.record.incarnation == self._own.incarnation
         return is_free or age_s >= self.times.duration_s
 
