@@ -35,7 +35,7 @@ class Fleet:
     zones: tuple[str, ...] = ("north", "east", "west")
     small_tenants: int = 200
     policy: PolicyName = "priority"
-    seconds: float = 90.0
+    seconds: float = 60.0
     seed: int = 1
     # How long a lease stands that is not renewed.
     lease_s: float = 1.5
