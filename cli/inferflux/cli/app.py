@@ -38,6 +38,8 @@ from .tables import cache_view, status_view
 from .tools import tools_of
 
 _WATCH_INTERVAL_S = 1.0
+# Of workers, and of hosts: what `status` shows without --all.
+_ROWS = 50
 
 app = typer.Typer(
     name="inferctl",
@@ -212,21 +214,25 @@ def status(
     api_key: ApiKey = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing it until Ctrl-C.")] = False,
     cache: Annotated[bool, typer.Option("--cache", help="What workers have cached of prompts.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="All workers and hosts: without it, and --json, the first 50.")
+    ] = False,
     as_json: AsJson = False,
     state_dir: StateDirectory = None,
 ) -> None:
     """Show services, workers, slots and the queue."""
     view = cache_view if cache else status_view
+    is_whole = everything or as_json
 
     async def run(client: Client) -> None:
         console = make_console()
         if not watch:
-            now = await client.status()
+            now = await (client.whole_status() if is_whole else client.status(_ROWS))
             print_json(now) if as_json else console.print(view(now))
             return
         with Live(console=console, auto_refresh=False, screen=console.is_terminal and not as_json) as live:
             while True:
-                now = await client.status()
+                now = await (client.whole_status() if is_whole else client.status(_ROWS))
                 print_json(now) if as_json else live.update(view(now), refresh=True)
                 await asyncio.sleep(_WATCH_INTERVAL_S)
 

@@ -229,19 +229,29 @@ class Client:
             raise CommandError(f"{self._gateways.current.address} serves no model at present")
         return max(known, key=lambda model: (model.is_default, model.is_pinned, model.workers > 0)).card.name
 
-    async def status(self) -> cluster_pb2.GetStatusResponse:
-        """Services, workers, slots and queue, as one gateway knows them; of all gateways, how each is."""
+    async def status(self, page_size: int = _PAGE, page_token: str = "") -> cluster_pb2.GetStatusResponse:
+        """Services, slots, queue, and a page of workers and hosts, as a gateway knows them; of all gateways,
+        how each is."""
+        asked = cluster_pb2.GetStatusRequest(page_size=page_size, page_token=page_token)
         every = self._gateways.every()
         if len(every) == 1:
-            return await self._call(lambda to: to.cluster.GetStatus, cluster_pb2.GetStatusRequest())
-        answers = await asyncio.gather(*map(self._status_of, every))
+            return await self._call(lambda to: to.cluster.GetStatus, asked)
+        answers = await asyncio.gather(*(self._status_of(gateway, asked) for gateway in every))
         known = [answer for answer in answers if isinstance(answer, cluster_pb2.GetStatusResponse)]
         if not known:
             raise next(answer for answer in answers if isinstance(answer, InferFluxError))
         return merged_status(answers)
 
-    async def _status_of(self, gateway: _Gateway) -> cluster_pb2.GetStatusResponse | InferFluxError:
-        asked = cluster_pb2.GetStatusRequest()
+    async def whole_status(self) -> cluster_pb2.GetStatusResponse:
+        """The status with all workers and hosts."""
+        pages = [await self.status()]
+        while token := pages[-1].next_page_token:
+            pages.append(await self.status(page_token=token))
+        return joined_status(pages)
+
+    async def _status_of(
+        self, gateway: _Gateway, asked: cluster_pb2.GetStatusRequest
+    ) -> cluster_pb2.GetStatusResponse | InferFluxError:
         try:
             return await gateway.cluster.GetStatus(asked, metadata=self._metadata(), timeout=_UNARY_LIMIT_S)
         except grpc.aio.AioRpcError as error:
@@ -382,3 +392,21 @@ def merged_status(
     del merged.services[:]
     merged.services.extend([*rows, *others])
     return merged
+
+
+def joined_status(pages: Sequence[cluster_pb2.GetStatusResponse]) -> cluster_pb2.GetStatusResponse:
+    """The workers and hosts of all pages; the rest as the last page has it. Where the scheduler did not
+    answer for one page, the whole has no scheduler: some workers would be missing."""
+    whole = cluster_pb2.GetStatusResponse()
+    whole.CopyFrom(pages[-1])
+    if len(pages) == 1:
+        return whole
+    del whole.hosts[:], whole.scheduler.workers[:]
+    for page in pages:
+        whole.hosts.extend(page.hosts)
+        whole.scheduler.workers.extend(page.scheduler.workers)
+        # Of a partition that did not answer, this page has no workers.
+        whole.scheduler.not_ready = whole.scheduler.not_ready or page.scheduler.not_ready
+    if not all(page.HasField("scheduler") for page in pages):
+        whole.ClearField("scheduler")
+    return whole

@@ -33,7 +33,7 @@ def devices(
     """Show the devices of each worker, and what its model has there."""
 
     async def run(client: Client) -> None:
-        status = await client.status()
+        status = await client.whole_status()
         if not as_json:
             make_console().print(devices_view(status))
             return

@@ -157,11 +157,24 @@ def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     hosts: list[RenderableType] = ["", _hosts(status.hosts)] if status.hosts else []
     if not status.HasField("scheduler"):
         unknown = "[red]the scheduler does not answer: workers and queue are unknown[/]"
-        return Group(services, "", unknown, *hosts)
+        return Group(services, "", unknown, *hosts, *_rest(status))
     scheduler = status.scheduler
     partitions: list[RenderableType] = ["", _partitions(status.partitions)] if status.partitions else []
     lines = _scheduler_lines(scheduler, is_whole=not partitions)
-    return Group(services, "", *lines, *partitions, "", _workers(scheduler.workers), *hosts)
+    more = _rest(status)
+    return Group(services, "", *lines, *partitions, "", _workers(scheduler.workers), *hosts, *more)
+
+
+def _rest(status: cluster_pb2.GetStatusResponse) -> list[str]:
+    """What of the workers and hosts is not shown; nothing where all of them are."""
+    if not status.next_page_token:
+        return []
+    counts = (
+        ("workers", len(status.scheduler.workers), status.scheduler.worker_totals.workers),
+        ("hosts", len(status.hosts), status.host_count),
+    )
+    shown = [f"{n:,} of {total:,} {name}" for name, n, total in counts if n < total]
+    return ["", f"[yellow]{' and '.join(shown)} shown[/] [dim](--all shows the others)[/]"]
 
 
 def _partitions(partitions: Sequence[scheduler_pb2.SchedulerStatus]) -> Table:
@@ -216,7 +229,17 @@ def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus, *, is_whole: bool
         _fairness_words(scheduler.fairness) if scheduler.HasField("fairness") else "",
     ]
     said = " · ".join(rule for rule in rules if rule)
-    return [queue, f"[dim]{said}[/]"] if said else [queue]
+    lines = [queue, *_totals_lines(scheduler.worker_totals)]
+    return [*lines, f"[dim]{said}[/]"] if said else lines
+
+
+def _totals_lines(totals: scheduler_pb2.WorkerTotals) -> list[str]:
+    """How many workers there are in which state, where there are several."""
+    if totals.workers < 2:
+        return []
+    states = {"ready": totals.ready, "loading": totals.loading, "draining": totals.draining}
+    said = ", ".join(f"{_styled(state)} {count:,}" for state, count in states.items() if count)
+    return [f"[bold]{totals.workers:,}[/] workers: {said} · {totals.slots:,} slots"]
 
 
 def _fairness_words(fairness: scheduler_pb2.Fairness) -> str:
@@ -272,7 +295,7 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         for worker in workers
         if worker.prefix_sharing_reason
     ]
-    return Group(_cells(workers), "", _found(workers), *reasons, "", _tiers(workers))
+    return Group(_cells(workers), "", _found(workers), *reasons, "", _tiers(workers), *_rest(status))
 
 
 def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:

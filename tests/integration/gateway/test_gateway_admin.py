@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -249,6 +250,61 @@ async def test_status_counts_workers_in_words(
     finally:
         await serving.close()
     assert [s.detail for s in status.services if s.name == "scheduler"] == [f"{said} 0 running, 0 queued"]
+
+
+@pytest.mark.parametrize("knows_pages", [True, False])
+async def test_the_status_of_many_workers_comes_in_pages_whatever_the_scheduler_knows_of_them(
+    gateway: GatewayProcess, admin_key: str, backend: Backend, knows_pages: bool
+) -> None:
+    worker_ids = [f"w{number}" for number in range(7)]
+
+    async def on_request(message: Message) -> None:
+        asked = scheduler_pb2.SchedulerStatusRequest.FromString(message.data)
+        told = worker_ids
+        if knows_pages:
+            told = [each for each in told if each > asked.after_worker_id][: asked.page_size or None]
+        answer = scheduler_pb2.SchedulerStatus(queued=5)
+        if knows_pages:
+            answer.worker_totals.workers = len(worker_ids)
+        for worker_id in told:
+            answer.workers.add().status.worker_id = worker_id
+        await message.respond(answer.SerializeToString())
+
+    serving = await backend.bus.serve(subjects.SCHEDULER_STATUS, on_request)
+    told: list[str] = []
+    try:
+        await backend.bus.flush()
+        request = cluster_pb2.GetStatusRequest(page_size=3)
+        while True:
+            page = await gateway.cluster.GetStatus(request, metadata=bearer(admin_key))
+            assert page.scheduler.queued == 5
+            assert len(page.scheduler.workers) <= 3
+            if knows_pages:
+                assert page.scheduler.worker_totals.workers == 7
+                assert [s.detail for s in page.services if s.name == "scheduler"] == [
+                    "7 workers, 0 running, 5 queued"
+                ]
+            told += [view.status.worker_id for view in page.scheduler.workers]
+            if not page.next_page_token:
+                break
+            request.page_token = page.next_page_token
+        whole = await gateway.cluster.GetStatus(cluster_pb2.GetStatusRequest(), metadata=bearer(admin_key))
+    finally:
+        await serving.close()
+    assert told == worker_ids == [view.status.worker_id for view in whole.scheduler.workers]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"), [({"page_size": 10_001}, "page_size"), ({"page_token": "a b"}, "page_token")]
+)
+async def test_a_page_that_cannot_be_is_refused_by_name(
+    gateway: GatewayProcess, admin_key: str, asked: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await gateway.cluster.GetStatus(cluster_pb2.GetStatusRequest(**asked), metadata=bearer(admin_key))
+    refused = from_rpc(caught.value)
+    assert isinstance(refused, InvalidArgument)
+    assert refused.field == field
 
 
 FREED = scheduler_pb2.CacheCleared(sequences=2, cells=300, host_states=1, host_bytes=1000)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from inferflux.cli.client import joined_status
 from inferflux.cli.tables import cache_view, fairness_view, models_table, status_view
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
@@ -126,6 +127,48 @@ def test_a_worker_row_fits_a_narrow_terminal() -> None:
     row = next(line for line in capture.get().splitlines() if line.startswith("worker-0"))
     for part in ("ready", "demo", "■■■■■■■■ 4/4", "15%", "210/s", "0.4 s"):
         assert part in row
+
+
+def test_the_first_page_of_a_status_has_totals_and_says_how_to_see_the_rest() -> None:
+    totals = scheduler_pb2.WorkerTotals(workers=1200, ready=1198, draining=2, slots=4800)
+    status = cluster_pb2.GetStatusResponse(
+        scheduler=scheduler_pb2.SchedulerStatus(workers=[worker_view(running=1)], worker_totals=totals),
+        hosts=[cluster_pb2.HostSummary(host_id="h")],
+        host_count=1,
+        next_page_token="worker-0/h",
+    )
+    text = shown(status_view(status))
+    assert "1,200 workers: ready 1,198, draining 2 · 4,800 slots" in text
+    assert "1 of 1,200 workers shown (--all shows the others)" in text
+    assert "1 of 1,200 workers shown" in shown(cache_view(status))
+    status.next_page_token = ""
+    assert "--all" not in shown(status_view(status))
+
+
+def a_page(*worker_ids: str, running: int, not_ready: str = "") -> cluster_pb2.GetStatusResponse:
+    status = scheduler_pb2.SchedulerStatus(running=running, not_ready=not_ready)
+    for worker_id in worker_ids:
+        status.workers.add().status.worker_id = worker_id
+    hosts = [cluster_pb2.HostSummary(host_id=f"host-of-{worker_id}") for worker_id in worker_ids]
+    return cluster_pb2.GetStatusResponse(scheduler=status, hosts=hosts)
+
+
+def test_pages_of_a_status_are_joined_and_its_counts_are_the_last_ones() -> None:
+    whole = joined_status(
+        [a_page("a", "b", running=5, not_ready="no leader answers"), a_page("c", running=6)]
+    )
+    assert [view.status.worker_id for view in whole.scheduler.workers] == ["a", "b", "c"]
+    assert [host.host_id for host in whole.hosts] == ["host-of-a", "host-of-b", "host-of-c"]
+    assert (whole.scheduler.running, whole.scheduler.not_ready) == (6, "no leader answers")
+    assert joined_status([a_page("a", running=1)]) == a_page("a", running=1)
+
+
+def test_pages_that_lack_the_scheduler_once_are_no_list_of_workers() -> None:
+    silent = cluster_pb2.GetStatusResponse(hosts=[cluster_pb2.HostSummary(host_id="h")])
+    for pages in ([a_page("a", running=1), silent], [silent, a_page("a", running=1)]):
+        whole = joined_status(pages)
+        assert not whole.HasField("scheduler")
+        assert {host.host_id for host in whole.hosts} == {"h", "host-of-a"}
 
 
 def test_status_says_when_the_scheduler_is_silent() -> None:

@@ -50,3 +50,19 @@ def test_a_status_too_large_for_a_message_goes_without_its_slots() -> None:
     assert not cut.workers[0].slots
     assert cut.workers[0].status.worker_id == "w1"
     assert cut.running == 2
+
+
+def test_a_page_of_workers_counts_all_of_them() -> None:
+    world = sliced_world()
+    for name in ("w3", "w2"):
+        world.add_worker(name)
+    world.settle()
+    totals = scheduler_pb2.WorkerTotals(workers=3, ready=3, slots=6)
+    for page_size, after, told in ((0, "", ["w1", "w2", "w3"]), (2, "", ["w1", "w2"]), (2, "w2", ["w3"])):
+        asked = scheduler_pb2.SchedulerStatusRequest(page_size=page_size, after_worker_id=after)
+        status = describe(world.core, world.now, asked)
+        assert [view.status.worker_id for view in status.workers] == told
+        assert status.worker_totals == totals
+    unasked = describe(world.core, world.now, scheduler_pb2.SchedulerStatusRequest(without_workers=True))
+    assert not unasked.workers
+    assert unasked.worker_totals == totals

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from inferflux.v1 import scheduler_pb2 as inferflux_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainferflux/v1/cluster.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"\x12\n\x10GetStatusRequest\"?\n\rServiceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08is_ready\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\xf3\x01\n\x0bHostSummary\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x12\n\nis_leaving\x18\x03 \x01(\x08\x12\x12\n\nregistered\x18\x04 \x01(\r\x12\x0f\n\x07loading\x18\x05 \x01(\r\x12\r\n\x05ready\x18\x06 \x01(\r\x12\x11\n\tunloading\x18\x07 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x08 \x01(\r\x12\x12\n\nmodels_max\x18\t \x01(\r\x12\x14\n\x0cmemory_bytes\x18\n \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x0b \x01(\x04\x12\x15\n\rreport_age_ms\x18\x0c \x01(\r\"\xd2\x01\n\x11GetStatusResponse\x12-\n\x08services\x18\x01 \x03(\x0b\x32\x1b.inferflux.v1.ServiceStatus\x12\x30\n\tscheduler\x18\x02 \x01(\x0b\x32\x1d.inferflux.v1.SchedulerStatus\x12\x31\n\npartitions\x18\x03 \x03(\x0b\x32\x1d.inferflux.v1.SchedulerStatus\x12)\n\x05hosts\x18\x96\x01 \x03(\x0b\x32\x19.inferflux.v1.HostSummary2^\n\x0e\x43lusterService\x12L\n\tGetStatus\x12\x1e.inferflux.v1.GetStatusRequest\x1a\x1f.inferflux.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainferflux/v1/cluster.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"9\n\x10GetStatusRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"?\n\rServiceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08is_ready\x18\x02 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\xf3\x01\n\x0bHostSummary\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\x12\n\nis_leaving\x18\x03 \x01(\x08\x12\x12\n\nregistered\x18\x04 \x01(\r\x12\x0f\n\x07loading\x18\x05 \x01(\r\x12\r\n\x05ready\x18\x06 \x01(\r\x12\x11\n\tunloading\x18\x07 \x01(\r\x12\x0e\n\x06\x66\x61iled\x18\x08 \x01(\r\x12\x12\n\nmodels_max\x18\t \x01(\r\x12\x14\n\x0cmemory_bytes\x18\n \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x0b \x01(\x04\x12\x15\n\rreport_age_ms\x18\x0c \x01(\r\"\xff\x01\n\x11GetStatusResponse\x12-\n\x08services\x18\x01 \x03(\x0b\x32\x1b.inferflux.v1.ServiceStatus\x12\x30\n\tscheduler\x18\x02 \x01(\x0b\x32\x1d.inferflux.v1.SchedulerStatus\x12\x31\n\npartitions\x18\x03 \x03(\x0b\x32\x1d.inferflux.v1.SchedulerStatus\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\x12\x12\n\nhost_count\x18\x05 \x01(\r\x12)\n\x05hosts\x18\x96\x01 \x03(\x0b\x32\x19.inferflux.v1.HostSummary2^\n\x0e\x43lusterService\x12L\n\tGetStatus\x12\x1e.inferflux.v1.GetStatusRequest\x1a\x1f.inferflux.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.cluster_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATUSREQUEST']._serialized_start=74
-  _globals['_GETSTATUSREQUEST']._serialized_end=92
-  _globals['_SERVICESTATUS']._serialized_start=94
-  _globals['_SERVICESTATUS']._serialized_end=157
-  _globals['_HOSTSUMMARY']._serialized_start=160
-  _globals['_HOSTSUMMARY']._serialized_end=403
-  _globals['_GETSTATUSRESPONSE']._serialized_start=406
-  _globals['_GETSTATUSRESPONSE']._serialized_end=616
-  _globals['_CLUSTERSERVICE']._serialized_start=618
-  _globals['_CLUSTERSERVICE']._serialized_end=712
+  _globals['_GETSTATUSREQUEST']._serialized_end=131
+  _globals['_SERVICESTATUS']._serialized_start=133
+  _globals['_SERVICESTATUS']._serialized_end=196
+  _globals['_HOSTSUMMARY']._serialized_start=199
+  _globals['_HOSTSUMMARY']._serialized_end=442
+  _globals['_GETSTATUSRESPONSE']._serialized_start=445
+  _globals['_GETSTATUSRESPONSE']._serialized_end=700
+  _globals['_CLUSTERSERVICE']._serialized_start=702
+  _globals['_CLUSTERSERVICE']._serialized_end=796
 # @@protoc_insertion_point(module_scope)

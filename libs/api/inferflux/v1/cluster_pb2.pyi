@@ -23,12 +23,21 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most this many workers, and at most this many hosts; 0: all. All else is whole in every page."""
+    page_token: _builtins.str
+    """GetStatusResponse.next_page_token of the page before; empty: the first page."""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,7 +135,13 @@ class GetStatusResponse(_message.Message):
     SERVICES_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    HOST_COUNT_FIELD_NUMBER: _builtins.int
     HOSTS_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty after the last page."""
+    host_count: _builtins.int
+    """Live ones, those that a page leaves out too."""
     @_builtins.property
     def services(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServiceStatus]: ...
     @_builtins.property
@@ -149,11 +164,13 @@ class GetStatusResponse(_message.Message):
         services: _abc.Iterable[Global___ServiceStatus] | None = ...,
         scheduler: _scheduler_pb2.SchedulerStatus | None = ...,
         partitions: _abc.Iterable[_scheduler_pb2.SchedulerStatus] | None = ...,
+        next_page_token: _builtins.str = ...,
+        host_count: _builtins.int = ...,
         hosts: _abc.Iterable[Global___HostSummary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "partitions", b"partitions", "scheduler", b"scheduler", "services", b"services"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["host_count", b"host_count", "hosts", b"hosts", "next_page_token", b"next_page_token", "partitions", b"partitions", "scheduler", b"scheduler", "services", b"services"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1533,20 +1533,63 @@ class SchedulerStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WITHOUT_WORKERS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    AFTER_WORKER_ID_FIELD_NUMBER: _builtins.int
     without_workers: _builtins.bool
     """Leave `workers` out: it is asked whether the scheduler is there."""
+    page_size: _builtins.int
+    """At most this many workers, in the order of their ids; 0: all."""
+    after_worker_id: _builtins.str
+    """Only workers whose ids come after this one."""
     def __init__(
         self,
         *,
         without_workers: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        after_worker_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["without_workers", b"without_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_worker_id", b"after_worker_id", "page_size", b"page_size", "without_workers", b"without_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchedulerStatusRequest: _TypeAlias = SchedulerStatusRequest  # noqa: Y015
+
+@_typing.final
+class WorkerTotals(_message.Message):
+    """Of all workers, those that a page leaves out too."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    loading: _builtins.int
+    """How many are in each state."""
+    ready: _builtins.int
+    draining: _builtins.int
+    slots: _builtins.int
+    """Requests that may run at once."""
+    def __init__(
+        self,
+        *,
+        workers: _builtins.int = ...,
+        loading: _builtins.int = ...,
+        ready: _builtins.int = ...,
+        draining: _builtins.int = ...,
+        slots: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "loading", b"loading", "ready", b"ready", "slots", b"slots", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerTotals: _TypeAlias = WorkerTotals  # noqa: Y015
 
 @_typing.final
 class SchedulerStatus(_message.Message):
@@ -1562,6 +1605,7 @@ class SchedulerStatus(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
+    WORKER_TOTALS_FIELD_NUMBER: _builtins.int
     NOT_READY_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     running: _builtins.int
@@ -1580,6 +1624,10 @@ class SchedulerStatus(_message.Message):
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerView]: ...
     @_builtins.property
     def fairness(self) -> Global___Fairness: ...
+    @_builtins.property
+    def worker_totals(self) -> Global___WorkerTotals:
+        """Absent from a scheduler that does not count them, and answers with all workers."""
+
     def __init__(
         self,
         *,
@@ -1593,11 +1641,12 @@ class SchedulerStatus(_message.Message):
         leader: _builtins.str = ...,
         term: _builtins.int = ...,
         partition: _builtins.str = ...,
+        worker_totals: Global___WorkerTotals | None = ...,
         not_ready: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "worker_totals", b"worker_totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "not_ready", b"not_ready", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "partition", b"partition", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "not_ready", b"not_ready", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "partition", b"partition", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "worker_totals", b"worker_totals", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

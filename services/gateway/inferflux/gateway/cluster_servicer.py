@@ -12,11 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.pages import check_page_size
 from inferflux.common.probe import Probe
 from inferflux.common.scheduler_status import ask_schedulers, together
 from inferflux.v1 import cluster_pb2, cluster_pb2_grpc, scheduler_pb2
 
 from .models import ModelRegistry
+from .status_pages import Place, cut, parse_token
 from .streams import Streams
 
 if TYPE_CHECKING:
@@ -52,17 +54,23 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def GetStatus(
         self, request: cluster_pb2.GetStatusRequest, context: Context
     ) -> cluster_pb2.GetStatusResponse:
+        check_page_size(request.page_size)
+        place = parse_token(request.page_token)
         (scheduler, statuses), nats, policies = await asyncio.gather(
-            self._ask_scheduler(), self._ask_nats(), asyncio.gather(*map(self._ask_policy, self._policies))
+            self._ask_scheduler(request.page_size, place),
+            self._ask_nats(),
+            asyncio.gather(*map(self._ask_policy, self._policies)),
         )
         # What one of them reaches is there.
         redis = max((redis for _, redis in policies), key=lambda each: each.is_ready)
-        return cluster_pb2.GetStatusResponse(
+        response = cluster_pb2.GetStatusResponse(
             services=[self._gateway(), *(policy for policy, _ in policies), scheduler, nats, redis],
             scheduler=together(statuses) if statuses else None,
             partitions=map(_without_workers, statuses) if len(statuses) > 1 else (),
             hosts=self._models.host_summaries(),
         )
+        cut(response, place, request.page_size)
+        return response
 
     def _gateway(self) -> cluster_pb2.ServiceStatus:
         state = self._probe.missing or f"{len(self._streams)} streams"
@@ -78,17 +86,23 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         return _status("nats", True, "connected")
 
     async def _ask_scheduler(
-        self,
+        self, page_size: int, place: Place
     ) -> tuple[cluster_pb2.ServiceStatus, list[scheduler_pb2.SchedulerStatus]]:
         try:
-            statuses = await ask_schedulers(self._bus, timeout_s=_ASK_TIMEOUT_S)
+            statuses = await ask_schedulers(
+                self._bus,
+                timeout_s=_ASK_TIMEOUT_S,
+                # One more than are told: whether others follow.
+                page_size=page_size and page_size + 1,
+                after_worker_id=place.worker_id,
+            )
         except (DeadlineExceeded, Unavailable) as error:
             detail = "answers something else" if error.reason == "BAD_ANSWER" else "does not answer"
             return _status("scheduler", False, detail), []
         except InferFluxError as error:
             return _status("scheduler", False, error.message), []
         status = together(statuses)
-        n = len(status.workers)
+        n = status.worker_totals.workers
         workers = "1 worker" if n == 1 else f"{n} workers"
         detail = f"{workers}, {status.running} running, {status.queued} queued"
         if len(statuses) > 1:

@@ -10,6 +10,7 @@ from inferflux.common import logs
 from inferflux.common.checks import check_range
 from inferflux.common.errors import Aborted, InvalidArgument, NotFound
 from inferflux.common.model_names import parse_patterns
+from inferflux.common.pages import check_page_size, page_after
 from inferflux.common.scopes import Scope
 from inferflux.common.worker_pools import parse_pools
 from inferflux.v1 import policy_pb2
@@ -17,7 +18,6 @@ from inferflux.v1 import policy_pb2
 from . import keys
 from .admission import Holder
 from .keys import ApiKeyRecord
-from .pages import check_page_size, page_after
 from .roles import (
     Access,
     access_of,

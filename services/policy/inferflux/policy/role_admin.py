@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from inferflux.common import logs
 from inferflux.common.errors import Aborted, InvalidArgument, NotFound
 from inferflux.common.model_names import EVERY, parse_patterns
+from inferflux.common.pages import check_page_size, page_after
 from inferflux.common.scopes import expanded
 from inferflux.v1 import policy_pb2
 
 from . import keys
 from .admission import Holder
-from .pages import check_page_size, page_after
 from .roles import BUILTIN, Access, Role, check_may_manage, parse_description, parse_role_name
 
 if TYPE_CHECKING:

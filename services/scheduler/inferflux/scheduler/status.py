@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument
+from inferflux.common.pages import page_after
 from inferflux.common.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
@@ -16,8 +17,12 @@ from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
 from .core.slots import WorkerSlots
 
+_ALL = scheduler_pb2.SchedulerStatusRequest()
 
-def describe(core: SchedulerCore, now: float, *, with_workers: bool = True) -> scheduler_pb2.SchedulerStatus:
+
+def describe(
+    core: SchedulerCore, now: float, asked: scheduler_pb2.SchedulerStatusRequest = _ALL
+) -> scheduler_pb2.SchedulerStatus:
     """The queue and the slot table as a message (pure)."""
     oldest_s = core.queue.oldest_enqueued_s()
     states = Counter(job.state for job in core.jobs.values())
@@ -28,10 +33,26 @@ def describe(core: SchedulerCore, now: float, *, with_workers: bool = True) -> s
         parked=states[JobState.PARKED],
         policy=core.policy,
         fairness=core.fairness.to_message(),
+        worker_totals=_totals(core.table.workers.values()),
     )
-    for worker_id in sorted(core.table.workers) if with_workers else ():
+    if asked.without_workers:
+        return status
+    worker_ids = sorted(core.table.workers)
+    page, _ = page_after(worker_ids, str, asked.after_worker_id or None, asked.page_size)
+    for worker_id in page:
         status.workers.append(_view(core.table.workers[worker_id], now))
     return status
+
+
+def _totals(workers: Collection[WorkerSlots]) -> scheduler_pb2.WorkerTotals:
+    states = Counter(worker.state for worker in workers)
+    return scheduler_pb2.WorkerTotals(
+        workers=len(workers),
+        loading=states[scheduler_pb2.WORKER_STATE_LOADING],
+        ready=states[scheduler_pb2.WORKER_STATE_READY],
+        draining=states[scheduler_pb2.WORKER_STATE_DRAINING],
+        slots=sum(worker.slots for worker in workers),
+    )
 
 
 def _view(worker: WorkerSlots, now: float) -> scheduler_pb2.WorkerView:
@@ -80,8 +101,8 @@ async def serve_status(
         try:
             asked = checks.decode(scheduler_pb2.SchedulerStatusRequest, message.data)
         except InvalidArgument:
-            asked = scheduler_pb2.SchedulerStatusRequest()
-        status = describe(core, clock(), with_workers=not asked.without_workers)
+            asked = _ALL
+        status = describe(core, clock(), asked)
         status.leader, status.term, status.partition = leader, term, partition.name
         status.not_ready = not_ready()
         await message.respond(fit(status, bus.max_payload))

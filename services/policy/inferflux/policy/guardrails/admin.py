@@ -12,9 +12,9 @@ from inferflux.common.errors import InvalidArgument, NotFound
 from inferflux.common.guardrails.compiled import CompiledRules, Finding
 from inferflux.common.guardrails.rules import RuleSet, parse_rules
 from inferflux.common.guardrails.stream import BLOCK
+from inferflux.common.pages import check_page_size, page_after
 from inferflux.policy import keys
 from inferflux.policy.admission import Holder
-from inferflux.policy.pages import check_page_size, page_after
 from inferflux.v1 import guardrails_pb2
 
 from .prompts import PromptGuard

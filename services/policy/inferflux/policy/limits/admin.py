@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from inferflux.common import logs
 from inferflux.common.errors import Aborted, NotFound
+from inferflux.common.pages import check_page_size, page_after
 from inferflux.policy.admission import Holder
-from inferflux.policy.pages import check_page_size, page_after
 from inferflux.v1 import policy_pb2
 
 from .rules import NAMES, RateLimit, kind_subject, parse_limits, parse_subject, rule_of
