@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
-import grpc.aio
 import pytest
-from harness.client import Client, prompt
+from harness.client import Client, in_the_end, prompt
 from redis.crc import key_slot
 
 from inferflux.cli.stack import Stack, StackOptions
@@ -41,20 +38,6 @@ async def primary_of_keys(stack: Stack) -> str:
     assert found is not None
     servers = (process.spec for process in stack.processes.values() if process.spec.kind == "valkey")
     return next(spec.name for spec in servers if spec.port == found.primary[1])
-
-
-async def in_the_end(client: Client) -> None:
-    """Return when a request is served; until then it is refused as one that may be sent again."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                await client.ask(prompt("Once", max_tokens=2))
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    raise
-                await asyncio.sleep(0.1)
-            else:
-                return
 
 
 async def test_one_policy_process_and_one_primary_may_be_lost(tmp_path: Path) -> None:

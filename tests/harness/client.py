@@ -186,3 +186,17 @@ async def status_of(call: AsyncIterator[Any]) -> grpc.aio.AioRpcError:
     except grpc.aio.AioRpcError as error:
         return error
     raise AssertionError("the call succeeded")
+
+
+async def in_the_end(client: Client) -> None:
+    """Return when a request is served; until then it is refused as one that may be sent again."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await client.ask(prompt("Once", max_tokens=2))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                await asyncio.sleep(0.1)
+            else:
+                return

@@ -37,6 +37,7 @@ from .stream import show
 from .tables import cache_view, status_view
 from .tools import tools_of
 
+_WATCHED_SERVERS = 3
 _WATCH_INTERVAL_S = 1.0
 # Of workers, and of hosts: what `status` shows without --all.
 _ROWS = 50
@@ -114,6 +115,13 @@ def up(
             "--redis", help="Servers of Redis: 1, or 6: a cluster whose three primaries each have a replica."
         ),
     ] = 1,
+    sentinel: Annotated[
+        bool,
+        typer.Option(
+            "--sentinel",
+            help="Redis as a primary, two replicas, of which one takes over, and three sentinels.",
+        ),
+    ] = False,
     policies: Annotated[
         int, typer.Option(min=1, max=16, help="Policy processes; all but the first take free ports.")
     ] = 1,
@@ -166,12 +174,15 @@ def up(
         raise typer.BadParameter("1, 3 or 5: two servers lose one no better than one", param_hint="--nats")
     if redis not in (1, 6):
         raise typer.BadParameter("1, or 6: three primaries, each with a replica", param_hint="--redis")
+    if sentinel and redis > 1:
+        raise typer.BadParameter("not with --redis: a cluster has its own failover", param_hint="--sentinel")
     if tls and policies > 1:
         raise typer.BadParameter("1 with --tls: gateways check its name", param_hint="--policies")
     options = StackOptions(
         model=model,
         model_name=model_name,
-        redis_servers=redis,
+        redis_servers=_WATCHED_SERVERS if sentinel else redis,
+        has_sentinels=sentinel,
         policies=policies,
         nats_servers=nats,
         state_dir=state_path(state_dir),

@@ -27,6 +27,13 @@ async def test_free_ports_are_all_different() -> None:
     assert len({*chosen.nats, *redis, *chosen.policies, *gateways}) == 3 + 12 + 2 + 6
 
 
+async def test_servers_that_sentinels_watch_have_no_ports_of_a_cluster() -> None:
+    options = StackOptions(redis_servers=3, has_sentinels=True)
+    chosen = await ports.choose(options, wait_for_leftovers=False)
+    assert chosen.redis_buses == ()
+    assert len({*chosen.redis, *chosen.sentinels}) == 6
+
+
 async def test_the_port_asked_for_is_taken_when_it_is_free() -> None:
     port = free_port()
     chosen = await ports.choose(StackOptions(gateway_port=port), wait_for_leftovers=False)

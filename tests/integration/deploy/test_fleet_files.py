@@ -17,9 +17,9 @@ from harness.nats_cluster import NatsCluster
 from inferflux.common import store, subjects
 from inferflux.common.access_files import write_access
 from inferflux.common.bus import Bus
-from inferflux.common.fleet_files import SERVICE
 from inferflux.common.servers import ServerProcess, free_port, nats_command, valkey_command
 from inferflux.common.settings import ServiceSettings
+from inferflux.common.watched_servers import SERVICE
 
 # Each has a host of its own, as containers have.
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

@@ -15,6 +15,8 @@ from inferflux.cli.stack.ports import Ports
 from inferflux.cli.state_dir import StateDir
 
 PORTS = Ports(nats=(1001,), redis=(1002,), policy=1003, gateway=1004, http=1005)
+WITH_SENTINELS = StackOptions(redis_servers=3, has_sentinels=True)
+WATCHED_PORTS = replace(PORTS, redis=(2000, 2001, 2002), sentinels=(3000, 3001, 3002))
 
 
 def made(
@@ -84,6 +86,38 @@ def test_several_policies_and_a_cluster_of_redis_are_told_to_those_who_call_them
     assert {"cluster-enabled yes", "cluster-port 3005", "masteruser operator"} <= set(config)
 
 
+def test_services_ask_sentinels_that_watch_a_primary_and_its_replicas(tmp_path: Path) -> None:
+    stages = made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS)
+    assert [spec.name for spec in stages[0]] == ["nats", "valkey-0", "valkey-1", "valkey-2"]
+    assert [spec.name for spec in stages[1]] == ["sentinel-0", "sentinel-1", "sentinel-2"]
+    for spec in stages[2]:
+        url = spec.env["INFERFLUX_REDIS_URL"]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in WATCHED_PORTS.sentinels)
+        assert re.fullmatch(
+            rf"redis\+sentinel://{spec.kind}:[\w-]+@{hosts}/policy-store/0\?sentinel_password=[\w-]+", url
+        )
+    configs = [Path(spec.command[1]) for spec in stages[0] if spec.kind == "valkey"]
+    follows = ["replicaof 127.0.0.1 2000" in config.read_text().splitlines() for config in configs]
+    assert follows == [False, True, True]
+    assert "monitor policy-store 127.0.0.1 2000 2" in Path(stages[1][0].command[1]).read_text()
+    assert {spec.command[2] for spec in stages[1]} == {"--sentinel"}
+    assert all(config.stat().st_mode & 0o777 == 0o600 for config in configs)
+
+
+def test_the_server_that_was_the_primary_is_it_again_at_the_next_start(tmp_path: Path) -> None:
+    """Ports are others then; the last of the sentinels to be told of a failover knows."""
+    made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS)
+    for index, (port, epoch) in enumerate([(2000, 0), (2002, 4), (2001, 3)]):
+        path = tmp_path / f"sentinel-{index}/sentinel.conf"
+        text = path.read_text().replace(" 2000 2", f" {port} 2")
+        path.write_text(f"{text}sentinel config-epoch policy-store {epoch}\n")
+    ports = replace(PORTS, redis=(4000, 4001, 4002), sentinels=(5000, 5001, 5002))
+    specs = by_name(made(tmp_path, WITH_SENTINELS, ports=ports))
+    assert "replicaof" not in Path(specs["valkey-2"].command[1]).read_text()
+    for name in ("valkey-0", "valkey-1"):
+        assert "replicaof 127.0.0.1 4002\n" in Path(specs[name].command[1]).read_text()
+
+
 def test_several_gateways_listen_on_ports_of_their_own(tmp_path: Path) -> None:
     ports = replace(PORTS, other_gateways=((1006, 1007),))
     specs = by_name(made(tmp_path, StackOptions(gateways=2), ports=ports))
@@ -102,7 +136,8 @@ def test_several_gateways_listen_on_ports_of_their_own(tmp_path: Path) -> None:
 def test_every_kind_of_process_has_its_turn_to_end(tmp_path: Path) -> None:
     ended = [kind for kinds in END_ORDER for kind in kinds]
     assert ended[0] == "gateway"
-    assert sorted(ended) == sorted({spec.kind for spec in by_name(made(tmp_path, StackOptions())).values()})
+    specs = by_name(made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS))
+    assert sorted(ended) == sorted({spec.kind for spec in specs.values()})
 
 
 def test_every_service_is_told_where_the_others_are(tmp_path: Path) -> None:

