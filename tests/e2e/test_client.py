@@ -6,13 +6,13 @@ import asyncio
 import gc
 import signal
 import sys
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
 from harness import client as harness
 from harness.another_gateway import AnotherGateway, another_gateway
+from harness.commands import outcome_of
 
 from inferflux.cli import client as cli
 from inferflux.cli.stack import Stack, StackOptions
@@ -191,10 +191,9 @@ async def test_a_request_ends_with_the_event_loop_of_its_reader(
     stack: Stack, sdk: AsyncClient, how: str
 ) -> None:
     command = [sys.executable, "-c", READS_A_LITTLE, stack.endpoint, stack.api_key, MODEL, how]
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
-    out, err = await process.communicate()
-    assert process.returncode == 0, err
-    resumed = sdk.resume(out.decode().strip())
+    code, out, err = await outcome_of(command)
+    assert code == 0, err
+    resumed = sdk.resume(out.strip())
     await resumed.text()
     assert resumed.finish_reason == "cancelled"
 

@@ -7,11 +7,11 @@ import os
 import secrets
 import sys
 import time
-from asyncio.subprocess import PIPE
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from harness.commands import outcome_of
 from harness.deploy import ROOT
 from harness.images import ComposeStack
 
@@ -50,10 +50,9 @@ async def start(stack: ComposeStack, name: str) -> None:
 async def answer(example: str, environment: Mapping[str, str]) -> str:
     """What an example prints of the model's answer."""
     command = [sys.executable, str(ROOT / "examples" / example), "What is the capital of France?"]
-    asked = await asyncio.create_subprocess_exec(*command, env=environment, stdout=PIPE, stderr=PIPE)
-    stdout, stderr = await asyncio.wait_for(asked.communicate(), 60)
-    assert asked.returncode == 0, stderr.decode()
-    return stdout.decode().strip()
+    code, out, err = await outcome_of(command, env=environment)
+    assert code == 0, err
+    return out.strip()
 
 
 @pytest.mark.e2e

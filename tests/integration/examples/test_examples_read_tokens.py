@@ -6,11 +6,11 @@ import asyncio
 import os
 import secrets
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from harness.commands import Running, running
 from harness.deploy import ROOT
 
 from inferflux.common import subjects
@@ -37,39 +37,26 @@ FAILED = tokens_pb2.Failed(code=14, reason="UNAVAILABLE", message="no worker is 
 
 
 @asynccontextmanager
-async def example(name: str, nats_url: str, *arguments: str) -> AsyncIterator[Process]:
+async def example(name: str, nats_url: str, *arguments: str) -> AsyncIterator[Running]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
     command = [sys.executable, str(ROOT / "examples" / name), "--timeout", str(LIMIT_S), *arguments]
     environment = inherited | {"INFERFLUX_NATS_URL": nats_url}
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environment)
-    try:
+    async with running(command, environment) as process:
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
-async def ending(process: Process) -> tuple[int | None, str, str]:
-    stdout, stderr = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    return process.returncode, stdout.decode(), stderr.decode()
-
-
-async def publish_until_read(bus: Bus, subject: str, said: bytes, process: Process) -> str:
+async def publish_until_read(bus: Bus, subject: str, said: bytes, process: Running) -> None:
     """Publish a chunk again and again until the reader prints something."""
-    assert process.stdout is not None
-    first = asyncio.create_task(process.stdout.read(1))
-    while not first.done():
+    while not process.out.read_bytes():
         await bus.publish(subject, said)
-        await asyncio.wait({first}, timeout=0.05)
-    return first.result().decode()
+        await asyncio.sleep(0.05)
 
 
 async def test_a_live_reader_prints_every_token_once(bus: Bus, nats_url: str) -> None:
     request_id = secrets.token_hex(8)
     subject = subjects.tokens("default", request_id)
     async with example("read_tokens_nats.py", nats_url, "--request-id", request_id) as process:
-        first = await publish_until_read(bus, subject, chunk(0, "One"), process)
+        await publish_until_read(bus, subject, chunk(0, "One"), process)
         for said in (
             chunk(0, event=tokens_pb2.Started(worker_id="w")),
             chunk(1, " two"),
@@ -82,9 +69,9 @@ async def test_a_live_reader_prints_every_token_once(bus: Bus, nats_url: str) ->
         ):
             await bus.publish(subject, said)
         await bus.flush()
-        status, out, err = await ending(process)
+        status, out, err = await process.ending(LIMIT_S)
     assert status == 0, err
-    assert first + out == "One two three four"
+    assert out == "One two three four"
     assert "4 tokens" in err
 
 
@@ -94,7 +81,7 @@ async def test_a_live_reader_says_when_it_missed_some(bus: Bus, nats_url: str) -
     async with example("read_tokens_nats.py", nats_url, "--request-id", request_id) as process:
         await publish_until_read(bus, subject, chunk(0, "One"), process)
         await bus.publish(subject, chunk(2, " three"))
-        status, _, err = await ending(process)
+        status, _, err = await process.ending(LIMIT_S)
     assert status == 1
     assert "tokens from 1 on were missed" in err
 
@@ -105,7 +92,7 @@ async def test_a_live_reader_ends_with_the_failure_of_the_request(bus: Bus, nats
     async with example("read_tokens_nats.py", nats_url, "--request-id", request_id) as process:
         await publish_until_read(bus, subject, chunk(0, "One"), process)
         await bus.publish(subject, chunk(1, event=FAILED))
-        status, _, err = await ending(process)
+        status, _, err = await process.ending(LIMIT_S)
     assert status == 1
     assert "UNAVAILABLE: no worker is left" in err
 
@@ -132,7 +119,7 @@ async def test_a_late_reader_gets_everything_from_its_offset_on(
     await bus.flush()
     arguments = ("--request-id", request_id, "--tenant", "acme", "--offset", str(offset))
     async with example("replay_tokens.py", nats_url, *arguments) as process:
-        status, out, err = await ending(process)
+        status, out, err = await process.ending(LIMIT_S)
     assert status == 0, err
     assert out == text + ("\n" if out.endswith("\n") else "")
 
@@ -140,7 +127,7 @@ async def test_a_late_reader_gets_everything_from_its_offset_on(
 async def test_a_late_reader_of_nothing_says_so_in_time(bus: Bus, nats_url: str) -> None:
     await bus.ensure_streams(StreamLimits())
     async with example("replay_tokens.py", nats_url, "--request-id", "unknown", "--timeout", "1") as process:
-        status, _, err = await ending(process)
+        status, _, err = await process.ending(LIMIT_S)
     assert status == 1
     assert "nothing more of unknown came in 1 s" in err
 
@@ -151,11 +138,11 @@ async def test_every_example_explains_itself_and_names_the_setting_it_misses(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     async with example(name, nats_url, "--help") as process:
-        status, out, _ = await ending(process)
+        status, out, _ = await process.ending(LIMIT_S)
     assert status == 0
     assert "--model" in out
     async with example(name, nats_url, "Hi") as process:
-        status, _, err = await ending(process)
+        status, _, err = await process.ending(LIMIT_S)
     assert status == 1
     assert "INFERFLUX_" in err
     assert "make up" in err

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-import resource
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.commands import outcome_of
 from harness.model_server import LOOPBACK, TOKEN, ModelServer, Served, model_server
 
 from inferflux.common.errors import (
@@ -414,18 +413,20 @@ async def test_a_folder_of_shards_is_copied(world: World, tmp_path: Path) -> Non
         await world.pull("file:/no/such.gguf", "other")
 
 
-async def in_a_process(task: Task, limit: Callable[[], None] | None = None) -> Report:
-    """How a pull in a process of its own ends, as workers begin them."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "inferflux.worker.store",
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        preexec_fn=limit,
-    )
-    said, _ = await process.communicate(task.to_json().encode())
-    return Report.from_json(said.splitlines()[-1])
+# Runs a command that can make no file longer than that.
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+async def in_a_process(task: Task, *within: str) -> Report:
+    """How a pull in a process of its own ends, as workers begin them; begun by another command, if any."""
+    command = [*within, sys.executable, "-m", "inferflux.worker.store"]
+    _, out, err = await outcome_of(command, said=task.to_json().encode())
+    assert out, err
+    return Report.from_json(out.splitlines()[-1].encode())
 
 
 async def test_a_path_that_cannot_be_looked_at_is_the_sources_fault(world: World, tmp_path: Path) -> None:
@@ -441,12 +442,8 @@ async def test_a_path_that_cannot_be_looked_at_is_the_sources_fault(world: World
 async def test_a_disk_that_takes_no_more_is_not_the_sources_fault(world: World, tmp_path: Path) -> None:
     source = tmp_path / "m.gguf"
     source.write_bytes(DATA)
-    most = len(DATA) // 2
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-
-    ended = await in_a_process(Task("pull", str(world.store.path), "m", source=str(source)), limit)
+    task = Task("pull", str(world.store.path), "m", source=str(source))
+    ended = await in_a_process(task, sys.executable, "-c", LIMITED, str(len(DATA) // 2))
     assert (ended.reason, ended.field) == ("STORE_BROKEN", "")
     assert "too large" in ended.message
     assert world.files() == []
