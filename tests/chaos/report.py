@@ -95,6 +95,11 @@ class Report:
         with Live(console=self._console, get_renderable=self._line, refresh_per_second=8, transient=True):
             yield
 
+    @property
+    def last(self) -> str:
+        """The event before."""
+        return self._last
+
     def at(self, now_s: float) -> None:
         """Seconds since the load began."""
         self._now_s = now_s

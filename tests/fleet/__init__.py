@@ -1,5 +1,6 @@
 """A fleet of hosts, each in a network namespace, that is broken under load, and what clients saw of it.
 
+apart       a process namespace of its own: nothing of a run outlives it
 namespaces  network namespaces and TAP devices
 wire        when a frame comes out of the switch, if it does
 switch      the process between the hosts
@@ -14,5 +15,6 @@ watching    what is seen on NATS and in Redis
 checks      what a history must not have
 faults      what is done to hosts, and when
 cases       loads with faults, and what may come of them
+errors      what ends a run
 run         all of it together
 """

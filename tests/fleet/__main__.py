@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import clocks, namespaces
+from . import apart, clocks, namespaces
 from .cases import CHAOS, CLOCKS, case_of
+from .layout import SLOTS, STEP_S
 from .run import run
 
 # Not a failure: what CI takes for a test that was skipped.
 SKIPPED = 77
+# What a fleet may take to come up and to end, beside its cases.
+_START_AND_END_S = 240.0
+# Between the moment when a run gives up and the one when it is ended.
+_GRACE_S = 45.0
 
 
 def main() -> int:
@@ -38,11 +44,13 @@ def main() -> int:
         "--lasts", type=_between(0.5, 600), default=10.0, help="how long a fault lasts, 0.5 to 600"
     )
     parser.add_argument("--streams", type=int, default=12, help="requests under way at any time")
+    parser.add_argument("--slots", type=int, default=None, help="requests that each worker runs at once")
+    parser.add_argument("--step", type=float, default=None, help="seconds between two tokens of a stream")
     parser.add_argument("--keep", action="store_true", help="keep logs and histories even if all is well")
     parser.add_argument("--json", type=Path, default=None, help="write what each case gave to this file")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every fault as it happens")
     asked = parser.parse_args()
-    if why := namespaces.missing():
+    if why := "" if apart.is_apart() else namespaces.missing() or apart.missing():
         print(f"no fleet can be started: {why}", file=sys.stderr)
         return SKIPPED
     try:
@@ -55,9 +63,26 @@ def main() -> int:
     if CLOCKS in asked.cases and clocks.library() is None:
         print("no clock can be set: libfaketime is missing (Debian: faketime)", file=sys.stderr)
         return SKIPPED
+    limit_s = _START_AND_END_S + sum(case.limit_s for case in cases)
+    if not apart.is_apart():
+        return apart.again(sys.argv[1:], limit_s + _GRACE_S)
+    # Whatever hangs, the stacks of all threads are told then, and the run ends.
+    faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True)
     try:
         return asyncio.run(
-            run(cases, seed=asked.seed, keeps=asked.keep, is_verbose=asked.verbose, output=asked.json)
+            run(
+                cases,
+                seed=asked.seed,
+                env={
+                    name: f"{value:g}"
+                    for name, value in ((SLOTS, asked.slots), (STEP_S, asked.step))
+                    if value is not None
+                },
+                limit_s=limit_s,
+                keeps=asked.keep,
+                is_verbose=asked.verbose,
+                output=asked.json,
+            )
         )
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130

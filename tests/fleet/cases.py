@@ -15,6 +15,8 @@ CLOCKS = "clocks"
 CALM = "calm"
 # The network that chaos runs over.
 POOR = Quality(delay_s=0.02, jitter_s=0.01, loss=0.01, reorder=0.01)
+# What begins and ends a case: its hosts start again, its streams end, all is settled.
+_AROUND_S = 420.0
 # Minutes apart, and each side of the truth.
 _CLOCKS = {
     "gateway-1": 300.0,
@@ -48,6 +50,12 @@ class Case:
     comes_back: bool = False
     retries: int = 2
     clocks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def limit_s(self) -> float:
+        """Longest that it may take, with all that it waits for afterwards."""
+        last_s = max((fault.at_s + fault.lasts_s for fault in self.faults), default=0.0)
+        return max(self.seconds, last_s) + _AROUND_S
 
 
 def case_of(text: str, *, seed: int, seconds: float, lasts_s: float, streams: int) -> Case:

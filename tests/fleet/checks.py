@@ -15,16 +15,17 @@ _SETTLING_S = 2.0
 Found = list[tuple[str, str]]
 
 
-def streams(served: Iterable[Served], *, may_refuse: bool) -> Found:
+def streams(served: Iterable[Served], *, may_refuse_s: float | None = None) -> Found:
     """Each accepted request ends once, with every token once, in order, and of no older epoch.
 
     Args:
-        may_refuse: whether requests may end UNAVAILABLE before anything of them has come.
+        may_refuse_s: a request that began no earlier may end UNAVAILABLE before anything of it has come.
+            None: none may.
     """
     found: Found = []
     for each in served:
         transcript = each.transcript
-        if each.is_refused and may_refuse:
+        if may_refuse_s is not None and each.is_refused and transcript.began_s >= may_refuse_s:
             continue
         found += [
             (each.ask.request_id, f"{what} ({transcript.describe()})") for what in transcript.breaches()

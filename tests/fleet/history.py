@@ -100,6 +100,11 @@ class History:
         """Requests under way of which tokens have come, and those that are over."""
         return sum(bool(each.first_s) for each in self.underway.values()) + len(self.served)
 
+    @property
+    def begun(self) -> int:
+        """Requests that clients have sent."""
+        return len(self.underway) + len(self.served)
+
     @contextlib.contextmanager
     def recording(self, served: Served) -> Iterator[Served]:
         self.underway[served.ask.request_id] = served

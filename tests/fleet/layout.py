@@ -11,10 +11,9 @@ from pathlib import Path
 from inferflux.cli.stack.options import find_model
 from inferflux.cli.stack.plan import ProcessSpec
 from inferflux.common import nats_users, redis_users
-from inferflux.common.fleet_files import SERVICE
 from inferflux.common.private_files import write_private
-from inferflux.common.sentinel_servers import OF_SENTINELS, sentinel_command
-from inferflux.common.servers import NatsMember, nats_command, valkey_command
+from inferflux.common.servers import NatsMember, nats_command, sentinel_command, valkey_command
+from inferflux.common.watched_servers import SERVICE, Watched
 
 from .network import Host
 
@@ -34,12 +33,13 @@ REDIS_PORT, SENTINEL_PORT = 6379, 26379
 GATEWAY_PORT, POLICY_PORT, METRICS_PORT, POLICY_METRICS_PORT = 50051, 50052, 9100, 9101
 _DOWN_AFTER_MS = 1000
 
+STEP_S, SLOTS = "INFERFLUX_WORKER_NULL_STEP_S", "INFERFLUX_WORKER_SLOTS"
 # What the environment does not say otherwise.
 DEFAULTS = {
     "INFERFLUX_WORKER_ENGINE": "null",
     # Twenty tokens a second: streams that last, and a load that a small machine can carry.
-    "INFERFLUX_WORKER_NULL_STEP_S": "0.05",
-    "INFERFLUX_WORKER_SLOTS": "64",
+    STEP_S: "0.05",
+    SLOTS: "64",
     # Random faults may take all workers at once, and one request's worker again and again.
     "INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S": "40",
     "INFERFLUX_SCHEDULER_MAX_RETRIES": "100",
@@ -54,6 +54,7 @@ class Secrets:
     api_key: str = field(default_factory=lambda: f"ifx_{secrets.token_urlsafe(32)}", repr=False)
     service_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     routes: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    of_sentinels: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     # By user, of NATS and of Redis alike.
     passwords: Mapping[str, str] = field(
         default_factory=lambda: {name: secrets.token_hex(16) for name in _users()}, repr=False
@@ -74,13 +75,13 @@ class Layout:
 
     Args:
         folder: a folder below it for each host: nothing is shared.
-        env: of every service, beside `DEFAULTS`.
+        env: of every service.
     """
 
     def __init__(self, hosts: Mapping[str, Host], folder: Path, env: Mapping[str, str]) -> None:
         self._hosts = hosts
         self._folder = folder
-        self._env = {**DEFAULTS, **env}
+        self._env = env
         self._model = find_model(None)
         self.secrets = Secrets()
 
@@ -92,7 +93,7 @@ class Layout:
         login = f"redis+sentinel://{user}:{self.secrets.passwords[user]}"
         # Sentinels are on the hosts of NATS: three that are seldom gone together.
         sentinels = ",".join(f"{self._hosts[name].address}:{SENTINEL_PORT}" for name in NATS)
-        return f"{login}@{sentinels}/{SERVICE}/0?sentinel_password={OF_SENTINELS}"
+        return f"{login}@{sentinels}/{SERVICE}/0?sentinel_password={self.secrets.of_sentinels}"
 
     def endpoint(self, gateway: str) -> str:
         return f"{self._hosts[gateway].address}:{GATEWAY_PORT}"
@@ -134,16 +135,23 @@ class Layout:
         return self._spec(name, name, "nats", command, {}, NATS_PORT, data_dir=store)
 
     def _sentinel(self, name: str) -> ProcessSpec:
-        command = sentinel_command(
-            SENTINEL_PORT,
-            self._folder / name / "sentinel",
-            primary=(self._hosts[REDIS[0]].address, REDIS_PORT),
-            down_after_ms=_DOWN_AFTER_MS,
-            host=self._hosts[name].address,
-            user=redis_users.OPERATOR,
-            password=self.secrets.passwords[redis_users.OPERATOR],
+        directory, host = self._folder / name / "sentinel", self._hosts[name].address
+        command = sentinel_command(SENTINEL_PORT, directory, self._watched, host=host)
+        password = self.secrets.of_sentinels
+        return self._spec(
+            name, f"sentinel of {name}", "sentinel", command, {}, SENTINEL_PORT, password=password
         )
-        return self._spec(name, f"sentinel of {name}", "sentinel", command, {}, SENTINEL_PORT)
+
+    @property
+    def _watched(self) -> Watched:
+        operator = redis_users.OPERATOR
+        return Watched(
+            (self._hosts[REDIS[0]].address, REDIS_PORT),
+            self.secrets.passwords[operator],
+            self.secrets.of_sentinels,
+            operator,
+            _DOWN_AFTER_MS,
+        )
 
     def _redis(self, name: str) -> ProcessSpec:
         passwords = self.secrets.passwords
@@ -152,13 +160,8 @@ class Layout:
             self._folder / name / "data",
             host=self._hosts[name].address,
             users=redis_users.acl(passwords),
+            watched=self._watched,
         )
-        operator = redis_users.OPERATOR
-        command += ["--masteruser", operator, "--masterauth", passwords[operator]]
-        # A replica that comes gets its copy at once.
-        command += ["--repl-diskless-sync-delay", "0"]
-        if name != REDIS[0]:
-            command += ["--replicaof", f"{self._hosts[REDIS[0]].address} {REDIS_PORT}"]
         health = passwords[redis_users.HEALTH]
         return self._spec(name, name, "valkey", command, {}, REDIS_PORT, password=health)
 

@@ -18,6 +18,7 @@ from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, 
 from inferflux.v1 import generation_pb2
 
 from .asks import Ask
+from .errors import FleetError
 from .history import History, Served
 
 # How long one request may take, whatever happens.
@@ -35,6 +36,7 @@ class Load:
         streams: what each client asks.
         expect: told of each request before it is sent.
         retries: how often a client sends a refused request again.
+        slots: requests that workers run at once; others wait.
         comes_back: whether a client whose stream has failed resumes it once more, as after a longer outage.
     """
 
@@ -47,6 +49,7 @@ class Load:
         history: History,
         *,
         expect: Callable[[Ask], None],
+        slots: int,
         retries: int = 2,
         comes_back: bool = False,
     ) -> None:
@@ -54,6 +57,7 @@ class Load:
         self._streams = streams
         self._history = history
         self._expect = expect
+        self._slots = slots
         self._comes_back = comes_back
         orders = [list(endpoints), list(reversed(endpoints))]
         self._clients = [AsyncClient(order, api_key=api_key, retries=retries) for order in orders]
@@ -75,11 +79,17 @@ class Load:
         for client in self._clients:
             await client.close()
 
-    async def until_flowing(self, limit_s: float = 30.0) -> None:
-        """Return when every client has tokens of a request."""
-        async with asyncio.timeout(limit_s):
-            while self._history.flowing < len(self._streams):
-                await asyncio.sleep(0.02)
+    async def until_open(self, limit_s: float = 60.0) -> None:
+        """Return when every client has begun a request, and as many have tokens as there can be at once.
+
+        Raises:
+            FleetError: time is up.
+        """
+        wanted, until_s = min(len(self._streams), self._slots), time.monotonic() + limit_s
+        while (flowing := self._history.flowing) < wanted or self._history.begun < len(self._streams):
+            if time.monotonic() > until_s:
+                raise FleetError(f"{flowing} of {wanted} clients had tokens after {limit_s:g} s")
+            await asyncio.sleep(0.02)
 
     async def finish(self, limit_s: float) -> None:
         """Begin nothing more; return when all has ended, or after `limit_s`."""

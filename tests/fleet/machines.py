@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,17 +20,16 @@ from inferflux.cli.target import Target
 from inferflux.common.errors import InferFluxError
 
 from .clocks import shifted
-from .layout import GATEWAYS, HOSTS, NATS, REDIS, SCHEDULERS, SERVERS, WORKERS, Layout
+from .errors import FleetError
+from .layout import DEFAULTS, GATEWAYS, HOSTS, NATS, REDIS, SCHEDULERS, SERVERS, WORKERS, Layout
 from .network import Network
 
 _POLL_S = 0.05
 _START_LIMIT_S = 90.0
 _TAIL_LINES = 6
+_ANSWER_LIMIT_S = 10.0
+_STREAMS = re.compile(r"^inferflux_gateway_streams (\S+)", re.MULTILINE)
 _STAGES = ((*NATS, *REDIS), (*GATEWAYS, *SCHEDULERS, *WORKERS))
-
-
-class FleetError(Exception):
-    """The fleet did not come up, or did not come back."""
 
 
 class Fleet:
@@ -38,11 +38,12 @@ class Fleet:
     Args:
         folder: where each host has its files.
         seed: of the network.
-        env: of every service, beside the layout's own.
+        env: of every service, beside the layout's defaults.
         say: told in a sentence of all that is done to a host.
 
     Attributes:
         network: cuts, delays and loses.
+        env: of every service.
         clocks: by host, seconds that its wall clock is ahead from its next start on.
     """
 
@@ -51,7 +52,7 @@ class Fleet:
     ) -> None:
         self._folder = folder
         self._say = say
-        self._env = dict(env or {})
+        self.env = {**DEFAULTS, **(env or {})}
         self.network = Network(HOSTS, seed, say=say)
         self.processes: dict[str, list[ManagedProcess]] = {}
         self.clocks: dict[str, float] = {}
@@ -69,7 +70,7 @@ class Fleet:
     async def __aenter__(self) -> Self:
         self.network.__enter__()
         try:
-            self.layout = Layout(self.network.hosts, self._folder, self._env)
+            self.layout = Layout(self.network.hosts, self._folder, self.env)
             for name in SERVERS:
                 folder = self._folder / name
                 folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,7 @@ class Fleet:
             for process in list(left):
                 if not process.is_running:
                     raise FleetError(f"{process.name} ended: {' | '.join(process.last_lines(_TAIL_LINES))}")
-                is_ready, why = await _is_ready(process)
+                is_ready, why = await readiness.ask(process.spec)
                 if is_ready:
                     left.remove(process)
             if left and time.monotonic() > deadline_s:
@@ -172,6 +173,23 @@ class Fleet:
                     said = error.message
                 await asyncio.sleep(_POLL_S)
         raise FleetError(f"the fleet was not whole within {limit_s:g} s: {said}")
+
+    async def open_streams(self, gateway: str) -> int:
+        """Token streams that a gateway has.
+
+        Raises:
+            FleetError: it does not say.
+        """
+        spec = self.processes[gateway][-1].spec
+        async with asyncio.timeout(_ANSWER_LIMIT_S):
+            reader, writer = await asyncio.open_connection(spec.host, spec.port)
+            writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+            text = (await reader.read()).decode()
+            writer.close()
+        found = _STREAMS.search(text)
+        if found is None:
+            raise FleetError(f"{gateway} does not say how many streams it has")
+        return int(float(found[1]))
 
     def died(self) -> list[ManagedProcess]:
         """Processes that have ended by themselves."""
@@ -206,9 +224,3 @@ class Fleet:
 
 def _power(host: str) -> str:
     return f"power of {host}"
-
-
-async def _is_ready(process: ManagedProcess) -> tuple[bool, str]:
-    if process.spec.kind == "sentinel":
-        return process.is_running, ""
-    return await readiness.ask(process.spec)

@@ -19,6 +19,7 @@ _OWN = Path("/proc/thread-self/ns/net")
 DEVICE = "eth0"
 SUBNET = "10.77.0"
 _TOOLS = ("ip", "nsenter")
+_IP_LIMIT_S = 10.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,8 +38,11 @@ def missing() -> str:
         home = os.open(_OWN, os.O_RDONLY)
         try:
             made, tap = make()
-            os.close(made)
-            os.close(tap)
+            try:
+                configure(made, 1, {1: "", 2: ""})
+            finally:
+                os.close(made)
+                os.close(tap)
         finally:
             enter(home)
             os.close(home)
@@ -93,7 +97,7 @@ def configure(namespace: int, port: int, ports: Mapping[int, str]) -> None:
         ports: of all hosts.
 
     Raises:
-        OSError: `ip` fails; says with what.
+        OSError: `ip` fails, or is not done in time; says with what.
     """
     mac = mac_of(port).hex(":")
     lines = [
@@ -108,6 +112,11 @@ def configure(namespace: int, port: int, ports: Mapping[int, str]) -> None:
         ),
     ]
     command = [*inside(namespace), "ip", "-batch", "-"]
-    done = subprocess.run(command, input="\n".join(lines).encode(), capture_output=True, check=False)
+    try:
+        done = subprocess.run(
+            command, input="\n".join(lines).encode(), capture_output=True, check=False, timeout=_IP_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"ip was not done within {_IP_LIMIT_S:g} s") from None
     if done.returncode:
         raise OSError(f"ip: {done.stderr.decode(errors='replace').strip()}")

@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,16 +23,18 @@ from inferflux.v1 import policy_pb2, policy_pb2_grpc
 from . import checks
 from .asks import Ask, asks
 from .cases import Case
+from .errors import FleetError
 from .faults import Fault, inflict
 from .history import History
-from .layout import GATEWAYS, WORKERS
+from .layout import GATEWAYS, SLOTS, WORKERS
 from .load import Load
-from .machines import Fleet, FleetError
+from .machines import Fleet
 from .watching import Watch
 from .wire import Quality
 
 TENANT = "fleet"
 _BEFORE_S, _AFTER_S = 1.0, 3.0
+_ACCEPTING_S = 1.0
 # What requests get to end after the last one began.
 _LAST_LIMIT_S = 90.0
 _FREE_LIMIT_S = 30.0
@@ -51,6 +53,7 @@ class Result:
         came_back: streams that failed and were resumed by hand.
         longest_gap_s: between two tokens of a stream, from the first fault on.
         longest_wait_s: of a request for its first token, from then on.
+        open: streams at each gateway when the first fault began.
         frames: of the switch meanwhile.
     """
 
@@ -69,6 +72,7 @@ class Result:
     longest_gap_s: float = 0.0
     longest_wait_s: float = 0.0
     seconds: float = 0.0
+    open: dict[str, int] = field(default_factory=dict)
     frames: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     breaches: list[str] = field(default_factory=list)
@@ -92,6 +96,7 @@ class Result:
                 )
                 if count
             ),
+            f"{' and '.join(map(str, self.open.values()))} streams were open",
             f"longest gap {self.longest_gap_s:.1f} s",
             f"longest wait {self.longest_wait_s:.1f} s",
             f"{self.seconds:.0f} s",
@@ -136,11 +141,13 @@ class Run:
         if not case.quality.is_perfect:
             self._fleet.network.set_quality(case.quality)
         try:
-            fault_s = await self._load(case, watch, history)
+            fault_s = await self._load(case, watch, result)
         finally:
             if not case.quality.is_perfect:
                 self._fleet.network.set_quality(Quality())
-        await self._judge(case, watch, history)
+        # What was asked a moment before may not have been accepted yet.
+        may_refuse_s = fault_s - _ACCEPTING_S if case.may_refuse else None
+        await self._judge(watch, history, may_refuse_s)
         result.breaches = [str(breach) for breach in self._report.breaches[first:]]
         result.seconds = time.monotonic() - began_s
         after = self._fleet.network.counts()
@@ -151,8 +158,9 @@ class Run:
         self._report.event(result.line)
         print(result.line, flush=True)
 
-    async def _load(self, case: Case, watch: Watch, history: History) -> float:
+    async def _load(self, case: Case, watch: Watch, result: Result) -> float:
         """Load and faults; returns when the first fault began."""
+        history = watch.history
 
         def expect(ask: Ask) -> None:
             watch.expected[ask.request_id] = ask.token_ids
@@ -172,11 +180,13 @@ class Run:
             streams,
             history,
             expect=expect,
+            slots=len(WORKERS) * int(self._fleet.env[SLOTS]),
             retries=case.retries,
             comes_back=case.comes_back,
         ) as load:
-            await load.until_flowing()
+            await load.until_open()
             await asyncio.sleep(_BEFORE_S)
+            result.open = {name: await self._fleet.open_streams(name) for name in GATEWAYS}
             fault_s = time.monotonic()
             await self._follow(case.faults, watch, fault_s)
             await asyncio.sleep(max(_AFTER_S, fault_s + case.seconds - time.monotonic()))
@@ -196,7 +206,7 @@ class Run:
             for fault in faults:
                 group.create_task(one(fault))
 
-    async def _judge(self, case: Case, watch: Watch, history: History) -> None:
+    async def _judge(self, watch: Watch, history: History, may_refuse_s: float | None) -> None:
         try:
             await self._fleet.until_whole()
         except FleetError as error:
@@ -210,7 +220,7 @@ class Run:
             self._report.breach("afterwards", f"{what}, {_FREE_LIMIT_S:g} s after everything")
         await self._until_settled(watch, history)
         found = [
-            *checks.streams(history.served, may_refuse=case.may_refuse),
+            *checks.streams(history.served, may_refuse_s=may_refuse_s),
             *checks.once(history.served),
             *checks.terms(history.dispatches),
             *checks.settlements(history),
@@ -298,8 +308,22 @@ def _fill(result: Result, history: History, fault_s: float, *, may_refuse: bool)
     result.longest_wait_s = checks.longest_wait_s(served, fault_s)
 
 
-async def run(cases: Sequence[Case], *, seed: int, keeps: bool, is_verbose: bool, output: Path | None) -> int:
-    """Start a fleet, run the cases, print what they gave; returns the exit status, 1 for any breach."""
+async def run(
+    cases: Sequence[Case],
+    *,
+    seed: int,
+    env: Mapping[str, str],
+    limit_s: float,
+    keeps: bool,
+    is_verbose: bool,
+    output: Path | None,
+) -> int:
+    """Start a fleet, run the cases, print what they gave; returns the exit status, 1 for any breach.
+
+    Args:
+        env: of every service.
+        limit_s: after which it gives up.
+    """
     logs.configure("fleet", "error")
     folder = Path(tempfile.mkdtemp(prefix=f"inferflux-fleet-{seed}-"))
     report = Report(folder, is_verbose=is_verbose)
@@ -307,13 +331,14 @@ async def run(cases: Sequence[Case], *, seed: int, keeps: bool, is_verbose: bool
     clock = asyncio.create_task(_tell_time(report, began_s))
     results: list[Result] = []
     try:
-        async with Fleet(folder, seed, say=report.event) as fleet:
+        async with asyncio.timeout(limit_s), Fleet(folder, seed, env=env, say=report.event) as fleet:
             report.event(f"the fleet is up after {time.monotonic() - began_s:.1f} s")
             running = Run(fleet, folder, report, seed)
             results = running.results
             await running.run(cases)
-    except FleetError as error:
-        report.breach("the fleet", str(error))
+    except (FleetError, OSError) as error:
+        # Where time was up, the last word says what it was up for.
+        report.breach("the fleet", f"{error or type(error).__name__}; the last that happened: {report.last}")
     finally:
         clock.cancel()
     if output is not None:

@@ -53,7 +53,7 @@ def whole(name: str = "r") -> Served:
 
 
 def test_a_whole_stream_breaches_nothing() -> None:
-    assert checks.streams([whole()], may_refuse=False) == []
+    assert checks.streams([whole()]) == []
 
 
 BROKEN: dict[str, tuple[Callable[[Ask], list[tokens_pb2.TokenChunk]], str]] = {
@@ -79,21 +79,24 @@ def test_a_stream_that_is_not_as_it_should_be_is_found(name: str) -> None:
     chunks, expected = BROKEN[name]
     each = served()
     received(each, *chunks(each.ask))
-    found = checks.streams([each], may_refuse=False)
+    found = checks.streams([each])
     assert any(expected in what for _, what in found), found
 
 
 def test_a_stream_that_failed_is_found_and_one_that_was_refused_where_it_may_be_is_not() -> None:
     each = served()
     each.transcript.failure, each.is_refused = "NO_SCHEDULER: none", True
-    assert checks.streams([each], may_refuse=False)
-    assert not checks.streams([each], may_refuse=True)
+    assert checks.streams([each])
+    began_s = each.transcript.began_s
+    assert not checks.streams([each], may_refuse_s=began_s)
+    # One that began before was accepted, and is lost.
+    assert checks.streams([each], may_refuse_s=began_s + 0.1)
 
 
 def test_an_answer_beyond_its_deadline_is_found() -> None:
     each = served(is_due=False)
     received(each, chunk(each.ask, 0, 4, ends=True))
-    assert [what for _, what in checks.streams([each], may_refuse=False)] == ["went on beyond its deadline"]
+    assert [what for _, what in checks.streams([each])] == ["went on beyond its deadline"]
 
 
 def test_a_request_that_is_there_twice_is_found() -> None:
