@@ -422,6 +422,33 @@ class BusContract:
             await take(old, 1)
         assert caught.value.reason == "CONSUMER_TAKEN_OVER"
 
+    async def test_a_job_is_as_old_as_it_is_whatever_this_hosts_clock_says(
+        self, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await own_bus.enqueue(JOBS, b"", msg_id="1")
+        stored_s = time.monotonic()
+        monkeypatch.setattr("inferflux.common.bus.server_clock.time.time", lambda: 0.0)
+        consumer = await own_bus.consume_jobs(max_outstanding=10)
+        (job,) = await take(consumer, 1)
+        await until(lambda: time.monotonic() > stored_s + 1.5)
+        # Both ends of each, for what the answer takes is not counted.
+        least_s = time.monotonic() - stored_s - 1.0
+        age_s = await consumer.age_s(job)
+        assert least_s < age_s < 60
+
+    async def test_a_consumer_knows_what_went_to_others(self, own_bus: Bus) -> None:
+        for number in range(3):
+            await own_bus.enqueue(JOBS, b"", msg_id=str(number))
+        consumer = await own_bus.consume_jobs(max_outstanding=10)
+        assert consumer.others_through == 3
+        await own_bus.enqueue(JOBS, b"", msg_id="new")
+        assert [job.sequence > consumer.others_through for job in await take(consumer, 4)] == [
+            False,
+            False,
+            False,
+            True,
+        ]
+
     async def test_a_terminated_job_does_not_come_again(self, own_bus: Bus) -> None:
         consumer = await own_bus.consume_jobs(max_outstanding=10)
         await own_bus.enqueue(JOBS, b"back", msg_id="1")

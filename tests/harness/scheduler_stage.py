@@ -126,12 +126,13 @@ class Stage:
         max_tokens: int = 8,
         model: str = MODEL,
         deadline_in_s: float = 0.0,
+        clock_ahead_s: float = 0.0,
         attempt: str = "",
         window_s: int = 0,
         prompt: Sequence[int] = (1, 2, 3),
         answer_format: generation_pb2.AnswerFormat | None = None,
     ) -> None:
-        now_ms = round(time.time() * 1000)
+        now_ms = round((time.time() + clock_ahead_s) * 1000)
         request = scheduler_pb2.InferenceRequest(
             request_id=request_id,
             tenant=tenant or self.tenant,

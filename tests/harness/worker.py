@@ -94,6 +94,7 @@ class WorkerProcess:
         phase: worker_pb2.Phase.ValueType = worker_pb2.PHASE_PREFILL,
         preempt: Sequence[str] = (),
         term: int = 0,
+        created_unix_ms: int = 0,
     ) -> worker_pb2.BatchAccepted:
         """Send one batch; `preempt` names requests of epoch 1 to be descheduled."""
         assert self.status is not None
@@ -107,6 +108,7 @@ class WorkerProcess:
                 for name in preempt
             ],
             term=term,
+            created_unix_ms=created_unix_ms,
         )
         answer = await self.bus.request(
             subjects.worker_batch(self.worker_id), batch.SerializeToString(), timeout_s=WAIT_S

@@ -214,6 +214,20 @@ async def test_a_deadline_ends_a_running_request(worker: WorkerProcess) -> None:
     assert chunks[-1].failed.reason == "DEADLINE_EXCEEDED"
 
 
+@pytest.mark.parametrize("ahead_s", [-600, 600])
+async def test_a_schedulers_clock_does_not_move_deadlines(worker: WorkerProcess, ahead_s: int) -> None:
+    now_ms = time.time_ns() // 1_000_000 + ahead_s * 1000
+    for name, left_ms, ended in (("is-late", 150, "DEADLINE_EXCEEDED"), ("has-time", 60_000, "")):
+        name = f"{name}-{'ahead' if ahead_s > 0 else 'behind'}"
+        stream = await worker.read(name)
+        item = batch_item(name, max_tokens=24 if not ended else 1500, deadline_unix_ms=now_ms + left_ms)
+        item.request.enqueued_unix_ms = now_ms
+        await worker.submit(item, created_unix_ms=now_ms)
+        last = (await read_to_end(stream))[-1]
+        assert last.failed.reason == ended
+        assert last.finished.timings.queue_ms < 60_000
+
+
 async def test_a_batch_for_another_incarnation_or_model_is_refused(worker: WorkerProcess) -> None:
     stale = await worker.submit(batch_item("stale"), incarnation="before")
     other = await worker.submit(batch_item("other", model="another"))

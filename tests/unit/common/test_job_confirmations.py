@@ -31,7 +31,9 @@ class Server:
     def send(self, subject: str, payload: bytes, reply: str = "") -> None:
         self.sent.append((subject, payload, reply))
 
-    async def api(self, _operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def api(self, operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        if operation.startswith("STREAM.INFO"):
+            return {"state": {"last_seq": 0}}
         self._made = body or self._made
         return {"config": self._made.get("config")}
 

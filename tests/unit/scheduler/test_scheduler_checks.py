@@ -13,7 +13,6 @@ from inferflux.scheduler.core import checks
 from inferflux.scheduler.recovery import decode
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
-DAY_MS = 86_400_000
 AnswerFormat = generation_pb2.AnswerFormat
 Params = generation_pb2.GenerationParams
 Sampling = generation_pb2.SamplingParams
@@ -69,22 +68,6 @@ def test_a_job_out_of_range_is_refused_with_the_fields_name(field: str, bad: dic
     with pytest.raises(InvalidArgument) as refused:
         checks.check_job(job(**bad))
     assert refused.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("claimed_ms", "expected_ms"),
-    [
-        (100 * DAY_MS, 100 * DAY_MS),
-        (100 * DAY_MS - 1000, 100 * DAY_MS - 1000),
-        # Its gateway's clock is wrong by years: the work queue stored it three seconds ago.
-        (0, 100 * DAY_MS - 3000),
-        (-(2**63), 100 * DAY_MS - 3000),
-        (2**63 - 1, 100 * DAY_MS - 3000),
-    ],
-)
-def test_a_time_that_cannot_be_gives_way_to_the_work_queues(claimed_ms: int, expected_ms: int) -> None:
-    now_ms = 100 * DAY_MS
-    assert checks.enqueued_unix_ms(claimed_ms, now_ms - 3000, now_ms) == expected_ms
 
 
 def status(**fields: Any) -> scheduler_pb2.WorkerStatus:

@@ -558,3 +558,12 @@ def test_a_refusal_for_a_reason_that_is_not_known_here_is_one_like_any_other(wor
     assert (counted.key, counted.worker_id, counted.reason) == (key, "w1", "unknown")
     assert world.core.jobs[key].state is JobState.QUEUED
     assert not worker.residents
+
+
+def test_jobs_that_another_scheduler_may_have_had_are_told_by_their_place_in_the_queue(world: World) -> None:
+    """Not by the time at which they were queued: by another clock, that may be after this one started."""
+    world.core.inherit_through(7)
+    for place in (7, 8):
+        request = make_request(f"r{place}", at=world.now)
+        world.core.on_job(request, place, place, world.now)
+    assert [job.is_inherited for job in world.core.jobs.values()] == [True, False]

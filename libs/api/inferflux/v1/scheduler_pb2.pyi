@@ -161,8 +161,11 @@ class InferenceRequest(_message.Message):
     priority: _builtins.int
     """Higher is more urgent."""
     enqueued_unix_ms: _builtins.int
+    """Times are by the clock of the process that sent the message: a gateway's clock in a job, the scheduler's in a
+    batch. Clocks of hosts differ, so the process that receives it sets them to its own.
+    """
     deadline_unix_ms: _builtins.int
-    """0: none."""
+    """When the client gives up; 0: never."""
     epoch: _builtins.int
     """1 at first, one more with every retry."""
     traceparent: _builtins.str

@@ -174,7 +174,7 @@ class RequestBatch(_message.Message):
     term: _builtins.int
     """Of the scheduler's lease. Refused when the worker has seen a later one."""
     created_unix_ms: _builtins.int
-    """When the scheduler decided, by its clock."""
+    """When the scheduler decided, by its clock, as the times of its items are."""
     prefill_tokens: _builtins.int
     """Tokens to prefill, all items together."""
     @_builtins.property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ class CallContext:
         certificate: the common name of the certificate that the caller has shown and that was verified; ""
             without one.
         traceparent: of the client's span; "" without one, and for a header that is none.
-        deadline_unix_ms: when the client gives up; 0 if it does not.
+        deadline_at: when the client gives up, monotonic, in seconds; infinite if it does not.
         started_at: when the call came, monotonic, in seconds.
         same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
         choice: among those of one prompt, the first being 0: it draws with the request's seed plus this.
@@ -48,7 +49,7 @@ class CallContext:
     service_key: str = field(default="", repr=False)
     certificate: str = ""
     traceparent: str = ""
-    deadline_unix_ms: int = 0
+    deadline_at: float = math.inf
     started_at: float = 0.0
     same_prompt_as: str = ""
     choice: int = 0
@@ -123,13 +124,13 @@ def call_context(
         certificate=certificate,
         traceparent=valid(grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT)),
         announced_priority=grpc_metadata.priority(pairs),
-        deadline_unix_ms=_deadline_unix_ms(remaining_s),
+        deadline_at=_deadline_at(remaining_s),
         started_at=time.monotonic(),
         record=record or CallRecord(),
     )
 
 
-def _deadline_unix_ms(remaining_s: float | None) -> int:
+def _deadline_at(remaining_s: float | None) -> float:
     if remaining_s is None or remaining_s > _LONGEST_DEADLINE_S:
-        return 0
-    return max(1, int((time.time() + remaining_s) * 1000))
+        return math.inf
+    return time.monotonic() + remaining_s

@@ -22,6 +22,7 @@ from inferflux.common.errors import (
     Unavailable,
     from_failed,
 )
+from inferflux.common.request_times import stamp
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import Tracer
 from inferflux.v1 import (
@@ -201,6 +202,7 @@ class Generation:
             Unavailable: it could not be queued, or the outcome is unknown.
         """
         self._services.submitter.check_open()
+        stamp(request, deadline_at=self._call.context.deadline_at)
         payload = request.SerializeToString()
         self._services.submitter.check_size(payload, prompt_field)
         await self._check_id(request.request_id)
@@ -403,8 +405,7 @@ class Generation:
             return self._account.outcome
         if not _is_gone(error):
             return "internal"
-        deadline = self._call.context.deadline_unix_ms
-        if deadline and (time.time() + _CLIENT_TIMER_AHEAD_S) * 1000 >= deadline:
+        if time.monotonic() + _CLIENT_TIMER_AHEAD_S >= self._call.context.deadline_at:
             return "deadline_exceeded"
         return "left" if self._window_s else "cancelled"
 

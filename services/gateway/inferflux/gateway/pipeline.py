@@ -208,8 +208,6 @@ class Pipeline:
                 # One more token than there are would not fit where they just do.
                 params=generation_pb2.GenerationParams(max_tokens=1),
                 priority=caller.capped(priority),
-                enqueued_unix_ms=int(time.time() * 1000),
-                deadline_unix_ms=context.deadline_unix_ms,
                 epoch=1,
                 attempt_id=new_attempt_id(),
                 worker_pools=caller.worker_pools,
@@ -415,8 +413,6 @@ class Pipeline:
                 choice=call.context.choice,
             ),
             priority=call.caller.capped(request.priority),
-            enqueued_unix_ms=int(time.time() * 1000),
-            deadline_unix_ms=call.context.deadline_unix_ms,
             epoch=1,
             resume_window_s=request.resume_window_s,
             attempt_id=new_attempt_id(),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 
 from inferflux.common import checks, logs, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer
 from inferflux.common.errors import InferFluxError, InvalidArgument, to_failed
+from inferflux.common.request_times import set_clock
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 from . import request_log
 from .core.actions import Action
-from .core.checks import check_job, enqueued_unix_ms
+from .core.checks import check_job
 from .core.jobs import RequestKey
 from .core.scheduler import SchedulerCore
 from .guard import Culprit, GuardedCore
@@ -54,9 +54,12 @@ async def take_in(
     guard: GuardedCore,
     hints: PrefixHints,
     metrics: SchedulerMetrics,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float],
 ) -> None:
     """Hand every job on, in order, for ever. Bad ones are taken off the queue; they never stop the others.
+
+    Args:
+        clock: that of the core.
 
     Raises:
         Unavailable: another scheduler has taken the queue over.
@@ -89,7 +92,12 @@ async def _receive(
             metrics.bad.note("job", error)
             await terminate(job)
         else:
-            if await _is_good(request, job, bus, metrics, clock()):
+            if await _is_good(request, job, bus, metrics):
+                set_clock(
+                    request,
+                    theirs_ms=request.enqueued_unix_ms,
+                    ours_ms=round((clock() - await jobs.age_s(job)) * 1000),
+                )
                 checked.put_nowait((request, job))
         burst += 1
         if burst % _BURST == 0:
@@ -115,7 +123,7 @@ def _take(
 
 
 async def _is_good(
-    request: scheduler_pb2.InferenceRequest, job: Job, bus: Bus, metrics: SchedulerMetrics, now: float
+    request: scheduler_pb2.InferenceRequest, job: Job, bus: Bus, metrics: SchedulerMetrics
 ) -> bool:
     """Check a job and complete it; one that is bad ends by name."""
     try:
@@ -125,8 +133,6 @@ async def _is_good(
         await end_by_name(request, job, bus, error)
         return False
     request.traceparent = traceparent_of(job)
-    stored_ms = round(job.stored_unix_s * 1000)
-    request.enqueued_unix_ms = enqueued_unix_ms(request.enqueued_unix_ms, stored_ms, round(now * 1000))
     request_log.queued(RequestKey(request.tenant, request.request_id), request.model, job)
     return True
 

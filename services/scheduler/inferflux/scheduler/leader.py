@@ -166,9 +166,12 @@ class Leader:
             else:
                 shares = None
             jobs = self._jobs = await self._consume_jobs()
+            self.core.inherit_through(jobs.others_through)
             exits.push_async_callback(jobs.close)
             tasks = {
-                asyncio.create_task(take_in(jobs, self._bus, self.guard, self._hints, self._metrics)),
+                asyncio.create_task(
+                    take_in(jobs, self._bus, self.guard, self._hints, self._metrics, self._clock)
+                ),
                 asyncio.create_task(self._hints.keep_up()),
                 asyncio.create_task(self._performer.run()),
                 asyncio.create_task(self._tick_for_ever()),

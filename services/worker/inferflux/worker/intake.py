@@ -9,6 +9,7 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.cancel_notices import parse_cancel
 from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.request_times import set_clock
 from inferflux.common.tasks import Background
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
@@ -85,7 +86,10 @@ class Intake:
         for wanted in batch.deschedule:
             self._model.deschedule(wanted)
         take = self._model.resume if batch.phase == worker_pb2.PHASE_DECODE else self._take_up
+        now_ms = time.time_ns() // 1_000_000
         for item in batch.items:
+            if batch.created_unix_ms:
+                set_clock(item.request, theirs_ms=batch.created_unix_ms, ours_ms=now_ms)
             try:
                 _check(item)
                 self._check_model(item)

@@ -20,6 +20,7 @@ from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ApiError, Link
 from inferflux.common.bus.nats_client import decode_headers
+from inferflux.common.bus.server_clock import ServerClock
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
 from inferflux.common.tasks import cancel_all
 
@@ -87,7 +88,7 @@ class Job:
 
     @property
     def stored_unix_s(self) -> float:
-        """When the queue stored it, by the server's clock."""
+        """When the queue stored it, by the server's clock: see `JobConsumer.age_s`."""
         return self.key[1] / 1e9
 
     async def ack(self) -> None:
@@ -109,6 +110,9 @@ class JobConsumer:
     Args:
         name: of the durable: another one made under the same name takes over.
         filters: the subjects it takes; none: all.
+
+    Attributes:
+        others_through: jobs up to this place in the queue may have gone to a consumer before this one.
     """
 
     def __init__(
@@ -144,6 +148,8 @@ class JobConsumer:
         self._task: asyncio.Task[None] | None = None
         # Whether the durable is ours is known between two of its changes, not within one.
         self._changing = asyncio.Lock()
+        self._clock = ServerClock(link, subjects.JOBS_STREAM)
+        self.others_through = 0
 
     @property
     def is_closed(self) -> bool:
@@ -157,6 +163,7 @@ class JobConsumer:
             Unavailable, DeadlineExceeded: JetStream or the stream is not there.
         """
         await self._make_consumer()
+        await self._look_at_queue()
         self._sid = self._link.client.tap(f"{self._inbox}.*", self._on_message)
         self._task = asyncio.get_running_loop().create_task(self._pump(), name="job pump")
 
@@ -164,6 +171,10 @@ class JobConsumer:
     def n_held(self) -> int:
         """Jobs that were handed out, or are about to be, and are not settled."""
         return len(self._held)
+
+    async def age_s(self, job: Job) -> float:
+        """Seconds since the queue stored a job, whatever the clock of this host says."""
+        return await self._clock.age_s(job.stored_unix_s)
 
     async def has_all(self) -> bool:
         """Whether every job of the queue has come here: JetStream has none to deliver, or to deliver again.
@@ -336,6 +347,14 @@ class JobConsumer:
             info = await self._info()
             if not (await self._create() if info is None else self._is_own(info)):
                 self._fail(_taken_over())
+
+    async def _look_at_queue(self) -> None:
+        try:
+            info = await self._link.api(f"STREAM.INFO.{subjects.JOBS_STREAM}")
+        except ApiError as error:
+            raise error.to_error() from error
+        self._clock.note(info)
+        self.others_through = int(info["state"]["last_seq"])
 
     async def _info(self) -> dict[str, Any] | None:
         try:

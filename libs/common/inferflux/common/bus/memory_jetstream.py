@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from inferflux.common.bus import jetstream
@@ -241,7 +242,12 @@ class MemoryJetStream:
         return {}
 
     def _stream_info(self, names: list[str], _body: dict[str, Any]) -> dict[str, Any]:
-        return {"state": {"messages": len(self._stream(names[0]).messages)}}
+        stream = self._stream(names[0])
+        now = datetime.fromtimestamp(time.time_ns() / jetstream.NANOSECONDS, UTC)
+        return {
+            "ts": now.isoformat(),
+            "state": {"messages": len(stream.messages), "last_seq": stream.last_sequence},
+        }
 
     def _purge(self, names: list[str], body: dict[str, Any]) -> dict[str, Any]:
         stream = self._stream(names[0])

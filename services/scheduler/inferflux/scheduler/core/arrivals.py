@@ -35,7 +35,12 @@ class Arrivals:
         self._rates = rates
         self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant, limits.queue_limit)
         self._inherited_before_s = now + limits.clock_skew_s
+        self._inherited_through = 0
         self._arrivals = 0
+
+    def inherit_through(self, sequence: int) -> None:
+        """Have jobs up to this place in the work queue count as those of an earlier scheduler."""
+        self._inherited_through = sequence
 
     def make_job(
         self,
@@ -52,7 +57,7 @@ class Arrivals:
         """
         self._arrivals += 1
         enqueued_s = min(max(request.enqueued_unix_ms / 1000 or now, now - _OLDEST_S), now)
-        is_inherited = enqueued_s < self._inherited_before_s
+        is_inherited = sequence <= self._inherited_through or enqueued_s < self._inherited_before_s
         job = Job(
             key=RequestKey(request.tenant, request.request_id),
             request=request,

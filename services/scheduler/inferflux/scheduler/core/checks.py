@@ -30,8 +30,6 @@ _MAX_TEXT_BYTES = 4096
 _MOST_READ = 10_000
 # Gateways bound it tighter.
 _LONGEST_WINDOW_S = 86_400
-# A gateway's clock may be off by so much before the time it gives a job is not believed.
-_MAX_CLOCK_ERROR_MS = 86_400_000
 
 
 def check_service(service: scheduler_pb2.PartitionService) -> None:
@@ -80,15 +78,6 @@ def _check_not_negative(ids: Sequence[int], field: str) -> None:
     """Token ids can be of some vocabulary: which one, the worker knows."""
     if ids and min(ids[:]) < 0:  # as a list, and looked at once: prompts may be long
         check_token_ids(ids, checks.MAX_TOKENS + 1, field=field)
-
-
-def enqueued_unix_ms(claimed_ms: int, stored_ms: int, now_ms: int) -> int:
-    """When a job was enqueued: as its gateway says, or, where that cannot be, when the work queue stored it.
-
-    A gateway whose clock is wrong by years would otherwise give its jobs an age, and with it a priority, of
-    years.
-    """
-    return claimed_ms if abs(claimed_ms - now_ms) <= _MAX_CLOCK_ERROR_MS else stored_ms
 
 
 def check_event(event: scheduler_pb2.WorkerEvent) -> None:

@@ -30,7 +30,7 @@ class HostView:
     Attributes:
         models: by name.
         ready_since_s: since when each model was seen ready, by this process's clock.
-        unloading_since_s: the same of those that are being unloaded.
+        loading_since_s, unloading_since_s: the same of those that are being loaded or unloaded.
         loads, unloads: models that it was told to load or to unload, and has not answered for.
         blocked_until_s: models of which it has refused a command lately, or has not answered one.
     """
@@ -39,6 +39,7 @@ class HostView:
     seen_s: float
     models: dict[str, host_pb2.HostedModel] = field(default_factory=dict)
     ready_since_s: dict[str, float] = field(default_factory=dict)
+    loading_since_s: dict[str, float] = field(default_factory=dict)
     unloading_since_s: dict[str, float] = field(default_factory=dict)
     loads: set[str] = field(default_factory=set)
     unloads: set[str] = field(default_factory=set)
@@ -86,6 +87,7 @@ class HostView:
         for model in status.models:
             self.note(model, now)
         self._forget(self.ready_since_s)
+        self._forget(self.loading_since_s)
         self._forget(self.unloading_since_s)
         self._forget(self.blocked_until_s)
 
@@ -93,7 +95,11 @@ class HostView:
         """Take in what it says of one model."""
         name = model.card.name
         self.models[name] = model
-        for state, since_s in ((READY, self.ready_since_s), (UNLOADING, self.unloading_since_s)):
+        for state, since_s in (
+            (LOADING, self.loading_since_s),
+            (READY, self.ready_since_s),
+            (UNLOADING, self.unloading_since_s),
+        ):
             if model.state == state:
                 since_s.setdefault(name, now)
             else:

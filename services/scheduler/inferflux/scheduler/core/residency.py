@@ -378,5 +378,5 @@ def _load_s(host: HostView, model: str, now: float) -> float:
     known = host.models[model]
     load_s = known.load_s or max(known.card.size_bytes / _LOAD_BYTES_PER_S, _LEAST_LOAD_S)
     if known.state == LOADING:
-        return max(load_s - max(now - known.since_unix_ms / 1000, 0.0), 0.0)
+        return max(load_s - (now - host.loading_since_s.get(model, now)), 0.0)
     return load_s

@@ -149,6 +149,10 @@ class SchedulerCore:
     def table(self) -> SlotTable:
         return self._state.table
 
+    def inherit_through(self, sequence: int) -> None:
+        """Have jobs up to this place in the work queue count as those of an earlier scheduler."""
+        self._arrivals.inherit_through(sequence)
+
     @property
     def is_settled(self) -> bool:
         """Whether it dispatches: the live workers and their requests are known."""

@@ -16,7 +16,7 @@ from inferflux.worker.engine.clock import Clock
 from .jobs import Job, Tokens, Vector, job_of
 from .planner import plan
 
-# A wall clock may be set: deadlines are looked at this often at least.
+# A deadline may be farther away than a process can wait.
 _LONGEST_WAIT_S = 60.0
 
 
@@ -47,10 +47,10 @@ class Embedder:
         """How long nothing is to be done unless a command comes; None: for ever."""
         if self._running:
             return 0.0
-        deadline = min((job.deadline_unix_s for job in self._jobs.values()), default=math.inf)
+        deadline = min((job.deadline_s for job in self._jobs.values()), default=math.inf)
         if deadline == math.inf:
             return None
-        return min(max(deadline - self._clock.unix_s(), 0.0), _LONGEST_WAIT_S)
+        return min(max(deadline - self._clock.monotonic_s(), 0.0), _LONGEST_WAIT_S)
 
     def obey(self, command: engine_pb2.EngineCommand) -> None:
         """Do what the worker says. There is no cache to clear, and none to report."""
@@ -167,8 +167,8 @@ class Embedder:
         self._has_news = True
 
     def _expire(self) -> None:
-        unix_s = self._clock.unix_s()
-        for job in [job for job in self._jobs.values() if job.deadline_unix_s <= unix_s]:
+        now_s = self._clock.monotonic_s()
+        for job in [job for job in self._jobs.values() if job.deadline_s <= now_s]:
             self._fail(job, DeadlineExceeded("the deadline passed while embedding"))
 
     def _finish(self, job: Job, reason: generation_pb2.FinishReason.ValueType) -> None:

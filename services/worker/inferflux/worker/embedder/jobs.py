@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from inferflux.common.errors import InferFluxError, to_failed
+from inferflux.common.request_times import deadline_s
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 Tokens = npt.NDArray[np.int32]
@@ -31,7 +31,8 @@ class Job:
     urgency_key: float
     arrival: int
     texts: list[Tokens]
-    deadline_unix_s: float
+    # By the monotonic clock.
+    deadline_s: float
     queue_ms: float
     started_s: float
     slot: int | None = None
@@ -125,7 +126,7 @@ def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: fl
         urgency_key=item.urgency_key,
         arrival=arrival,
         texts=list(np.split(ids, ends)),
-        deadline_unix_s=request.deadline_unix_ms / 1000 if request.deadline_unix_ms else math.inf,
+        deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
         queue_ms=max(unix_s - request.enqueued_unix_ms / 1000, 0.0) * 1000,
         started_s=now_s,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Seconds: `monotonic_s` for durations, `unix_s` for deadlines and stamps, which may be set."""
+    """Seconds: `monotonic_s` for durations and deadlines, `unix_s` for stamps, which may be set."""
 
     monotonic_s: Callable[[], float] = time.monotonic
     unix_s: Callable[[], float] = time.time

@@ -43,7 +43,7 @@ from .tiers.rates import Tier
 from .tiers.tiers import Tiers
 from .verification import drop_rejected, samplers_of
 
-# A wall clock may be set: deadlines are looked at this often at least.
+# A deadline may be farther away than a process can wait.
 _LONGEST_WAIT_S = 60.0
 # While an idle engine finds the files of an earlier one, they are told of this often.
 _SCAN_POLL_S = 0.02
@@ -137,7 +137,7 @@ class Engine:
         self._running: dict[int, Sequence] = {}
         self._arrivals = 0
         self._switches_told = 0
-        self._next_deadline_unix_s = math.inf
+        self._next_deadline_s = math.inf
         self._check_times = CheckTimes(self._clock.monotonic_s())
         self._report = Report()
         self._plain = PlainChunk()
@@ -176,9 +176,9 @@ class Engine:
             return _POLL_S
         if self._tiers.is_scanning:
             return _SCAN_POLL_S
-        if self._next_deadline_unix_s == math.inf:
+        if self._next_deadline_s == math.inf:
             return None
-        return min(max(self._next_deadline_unix_s - self._clock.unix_s(), 0.0), _LONGEST_WAIT_S)
+        return min(max(self._next_deadline_s - self._clock.monotonic_s(), 0.0), _LONGEST_WAIT_S)
 
     @property
     def _is_behind(self) -> bool:
@@ -202,7 +202,7 @@ class Engine:
         if sequence.was_lost:
             self._memory.search(sequence)
         self._sequences[sequence.key] = sequence
-        self._next_deadline_unix_s = min(self._next_deadline_unix_s, sequence.deadline_unix_s)
+        self._next_deadline_s = min(self._next_deadline_s, sequence.deadline_s)
         self._schedule(sequence, item.slot)
         if sequence.lacks_adapter and not self._adapters.is_coming(sequence.adapter):
             self._fail(sequence, _no_adapter("the adapter is not loaded here any more"))
@@ -334,7 +334,7 @@ class Engine:
         """
         clock = self._clock
         began = clock.monotonic_s()
-        self._expire(self._clock.unix_s())
+        self._expire(self._clock.monotonic_s())
         self._tiers.poll()
         if self._adapters.is_busy or self._adapters.has_retired:
             self._settle_adapters()
@@ -641,7 +641,7 @@ class Engine:
         if BAD in tokens:
             tokens = tokens[: tokens.index(BAD)]
         if sequence.first_token_s is None:
-            self._note_first_token(sequence, unix_s)
+            self._note_first_token(sequence)
         sequence.phase = Phase.DECODE
         offset = sequence.generated
         accepted = accept(sequence, tokens, self._backend.vocab)
@@ -686,19 +686,19 @@ class Engine:
         chunks.add_tokens(chunk, accepted, logprobs, unix_us, self._backend.vocab.piece_text)
         return chunk
 
-    def _note_first_token(self, sequence: Sequence, unix_s: float) -> None:
-        sequence.first_token_s = self._clock.monotonic_s()
+    def _note_first_token(self, sequence: Sequence) -> None:
+        now_s = sequence.first_token_s = self._clock.monotonic_s()
         if sequence.generated == 0:
-            sequence.time_to_first_token_ms = max(unix_s - sequence.enqueued_unix_s, 0.0) * 1000
+            sequence.time_to_first_token_ms = max(now_s - sequence.enqueued_s, 0.0) * 1000
 
-    def _expire(self, unix_s: float) -> None:
-        if unix_s < self._next_deadline_unix_s:
+    def _expire(self, now_s: float) -> None:
+        if now_s < self._next_deadline_s:
             return
-        late = [s for s in self._sequences.values() if s.deadline_unix_s <= unix_s]
+        late = [s for s in self._sequences.values() if s.deadline_s <= now_s]
         for sequence in late:
             self._fail(sequence, DeadlineExceeded("the deadline passed while generating"))
-        deadlines = (s.deadline_unix_s for s in self._sequences.values())
-        self._next_deadline_unix_s = min(deadlines, default=math.inf)
+        deadlines = (s.deadline_s for s in self._sequences.values())
+        self._next_deadline_s = min(deadlines, default=math.inf)
 
     def _emit(self, sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
         self._report.emit(sequence, chunk.SerializeToString())

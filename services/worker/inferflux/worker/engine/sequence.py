@@ -12,6 +12,7 @@ import numpy as np
 from inferflux.common.answers.syntax import END_THINK, SYNTAXES, THINK
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.common.images import without_placeholders
+from inferflux.common.request_times import deadline_s, monotonic_s
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .breakers import BreakerFinder
@@ -80,8 +81,9 @@ class Sequence:
     end_tokens: frozenset[int]
     sampler: Sampler
     text: TextAssembler
-    deadline_unix_s: float
-    enqueued_unix_s: float
+    # By the monotonic clock.
+    deadline_s: float
+    enqueued_s: float
     queue_ms: float
     started_s: float
     generated: int = 0
@@ -315,7 +317,7 @@ def sequence_of(
     ends = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         ends |= pieces.eog
-    enqueued_unix_s = request.enqueued_unix_ms / 1000
+    enqueued_s = monotonic_s(request.enqueued_unix_ms, now_s=now_s, unix_s=unix_s)
     form = request.answer_format if request.HasField("answer_format") else None
     sequence = Sequence(
         key=f"{request.tenant}.{request.request_id}",
@@ -334,9 +336,9 @@ def sequence_of(
         markers=_shown_markers(request, pieces),
         answer_format=form,
         reasoning=ReasoningCount(form.reasoning) if form is not None and form.reasoning else None,
-        deadline_unix_s=request.deadline_unix_ms / 1000 if request.deadline_unix_ms else float("inf"),
-        enqueued_unix_s=enqueued_unix_s,
-        queue_ms=max(unix_s - enqueued_unix_s, 0.0) * 1000,
+        deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
+        enqueued_s=enqueued_s,
+        queue_ms=max(now_s - enqueued_s, 0.0) * 1000,
         started_s=now_s,
         run=item.run,
         generated=len(generated),

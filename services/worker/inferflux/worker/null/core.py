@@ -17,7 +17,7 @@ from inferflux.worker.engine.clock import Clock
 from .answers import text_of
 from .jobs import Job, job_of
 
-# A wall clock may be set: deadlines are looked at this often at least.
+# A deadline may be farther away than a process can wait.
 _LONGEST_WAIT_S = 60.0
 _NO_ADAPTERS = "the null engine has no adapters"
 
@@ -84,10 +84,10 @@ class NullCore:
         """How long nothing is to be done unless a command comes; None: for ever."""
         if self._running:
             return 0.0
-        deadline = min((job.deadline_unix_s for job in self._jobs.values()), default=math.inf)
+        deadline = min((job.deadline_s for job in self._jobs.values()), default=math.inf)
         if deadline == math.inf:
             return None
-        return min(max(deadline - self._clock.unix_s(), 0.0), _LONGEST_WAIT_S)
+        return min(max(deadline - self._clock.monotonic_s(), 0.0), _LONGEST_WAIT_S)
 
     def obey(self, command: engine_pb2.EngineCommand) -> None:
         """Do what the worker says."""
@@ -221,7 +221,7 @@ class NullCore:
         if job.first_token_s is None:
             job.first_token_s = now_s
             if job.generated == 0:
-                job.time_to_first_token_ms = max(unix_us / 1000 - job.request.enqueued_unix_ms, 0.0)
+                job.time_to_first_token_ms = job.queue_ms + (now_s - job.started_s) * 1000
         token = job.next_token(self._vocabulary_size)
         chunk.token_ids.append(token)
         chunk.text = job.text.push(text_of(token).encode())
@@ -269,8 +269,8 @@ class NullCore:
         self._has_news = True
 
     def _expire(self) -> None:
-        unix_s = self._clock.unix_s()
-        for job in [job for job in self._jobs.values() if job.deadline_unix_s <= unix_s]:
+        now_s = self._clock.monotonic_s()
+        for job in [job for job in self._jobs.values() if job.deadline_s <= now_s]:
             chunk = job.chunk()
             error = DeadlineExceeded("the deadline passed while generating")
             chunk.failed.CopyFrom(to_failed(error))

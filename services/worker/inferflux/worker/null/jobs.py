@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from inferflux.api.finish_reasons import name_of
+from inferflux.common.request_times import deadline_s
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.text import TextAssembler
 
@@ -27,6 +27,8 @@ class Job:
     yields_at: int
     queue_ms: float
     started_s: float
+    # By the monotonic clock.
+    deadline_s: float
     text: TextAssembler
     end_tokens: frozenset[int]
     generated: int = 0
@@ -63,10 +65,6 @@ class Job:
     def n_pending(self) -> int:
         """Tokens that are to be computed before the next one is made."""
         return self.prompt_tokens + self.generated - self.position
-
-    @property
-    def deadline_unix_s(self) -> float:
-        return self.request.deadline_unix_ms / 1000 if self.request.deadline_unix_ms else math.inf
 
     def resume(self, command: engine_pb2.EngineResume) -> None:
         """Go on, for the new run's budget of tokens."""
@@ -162,6 +160,7 @@ def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: fl
         yields_at=len(generated) + item.token_budget if item.token_budget else 0,
         queue_ms=max(unix_s - request.enqueued_unix_ms / 1000, 0.0) * 1000,
         started_s=now_s,
+        deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
         text=TextAssembler(request.params.stop),
         end_tokens=frozenset(request.params.stop_token_ids),
         generated=len(generated),
