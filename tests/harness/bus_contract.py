@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from inferflux.common import subjects
+from inferflux.common import attempts, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, StreamLimits
 from inferflux.common.bus.key_value import Entry, KeyValueBucket
 from inferflux.common.errors import (
@@ -345,10 +345,22 @@ class BusContract:
         await bus.close()
 
     async def test_an_id_used_twice_is_a_duplicate(self, own_bus: Bus) -> None:
-        assert await own_bus.enqueue(JOBS, b"1", msg_id="a") is True
-        assert await own_bus.enqueue(JOBS, b"2", msg_id="a") is False
+        assert await own_bus.enqueue(JOBS, b"1", msg_id="a")
+        assert await own_bus.enqueue(JOBS, b"2", msg_id="a") == ""
         results = await asyncio.gather(*(own_bus.enqueue(JOBS, b"", msg_id="b") for _ in range(20)))
-        assert sum(results) == 1
+        assert sum(map(bool, results)) == 1
+
+    async def test_the_same_call_is_told_which_job_is_there(self, own_bus: Bus) -> None:
+        first, again, other = (
+            attempts.new(caller=caller, idempotency_key="a call") for caller in ("key", "key", "another")
+        )
+        for attempt, stored in ((first, first), (again, first), (other, "")):
+            assert await own_bus.enqueue(JOBS, b"", msg_id="a", attempt=attempt) == stored
+        (job,) = await take(await own_bus.consume_jobs(max_outstanding=1), 1)
+        await job.ack()
+        await own_bus.flush()
+        # Nothing tells any more whose it was.
+        assert await own_bus.enqueue(JOBS, b"", msg_id="a", attempt=again) == ""
 
     async def test_an_id_refused_by_a_full_queue_may_be_used_again(self, own_bus: Bus) -> None:
         await own_bus.ensure_streams(StreamLimits(queue_limit=1))
@@ -841,7 +853,7 @@ class BusContract:
 
         async def submit(number: int) -> None:
             name = str(number).encode()
-            is_accepted[name] = await gateway.enqueue(JOBS, name, msg_id=str(number))
+            is_accepted[name] = bool(await gateway.enqueue(JOBS, name, msg_id=str(number)))
 
         async def submit_all() -> None:
             async with asyncio.TaskGroup() as submissions:

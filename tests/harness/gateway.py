@@ -382,7 +382,7 @@ class Backend:
 
     async def finish(self, job: scheduler_pb2.InferenceRequest, *, n: int, offset: int = 0) -> None:
         """Publish tokens [offset, n) one by one and a good end; the job is done."""
-        await self.say(job, *(tokens(i) for i in range(offset, n)), finished(n))
+        await self.say(job, *(tokens(i) for i in range(offset, n)), finished(n, attempt=job.attempt_id))
         await self.done(job.request_id)
 
     async def finish_texts(self, job: scheduler_pb2.InferenceRequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -70,6 +71,37 @@ async def test_a_job_carries_everything_resolved(client: Client, backend: Backen
     assert (list(job.params.stop), job.params.ignore_eos) == (["X"], True)
     await backend.finish(job, n=1)
     await stream.rest()
+
+
+async def test_a_call_that_is_sent_again_is_answered_and_another_callers_is_refused(
+    gateway: GatewayProcess, policy: PolicyProcess, admin_key: str, client: Client, backend: Backend
+) -> None:
+    def send(key: str, idempotency_key: str) -> grpc.aio.UnaryStreamCall[Any, Any]:
+        sent_as = grpc_client.outgoing(api_key=key, request_id="again-1")
+        request = inference_pb2.GenerateRequest(model="demo", text="Hi")
+        metadata = (*sent_as, (grpc_metadata.IDEMPOTENCY_KEY, idempotency_key))
+        return gateway.inference.Generate(request, metadata=metadata, timeout=60)
+
+    async def read(call: grpc.aio.UnaryStreamCall[Any, Any]) -> list[int]:
+        ids: list[int] = []
+        while (response := await call.read()) is not grpc.aio.EOF:
+            ids += response.chunk.token_ids
+        return ids
+
+    first = send(client.key, "one call")
+    job = await backend.job("again-1")
+    await backend.say(job, tokens(0), tokens(1))
+    again = send(client.key, "one call")
+    begins = list((await again.read()).chunk.token_ids)
+    another_key = (await policy.create_key(admin_key)).secret
+    for key, idempotency_key in ((client.key, "another"), (another_key, "one call")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await read(send(key, idempotency_key))
+        assert from_rpc(caught.value).reason == "REQUEST_ID_TAKEN"
+    await backend.finish(job, n=4, offset=2)
+    assert await read(first) == [0, 1, 2, 3]
+    assert begins + await read(again) == [0, 1, 2, 3]
+    assert await read(send(client.key, "one call")) == [0, 1, 2, 3]
 
 
 async def test_a_priority_above_the_keys_ceiling_is_capped(

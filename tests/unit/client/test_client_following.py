@@ -95,10 +95,22 @@ def test_a_request_that_is_refused_for_now_is_sent_under_a_new_id_when_the_error
     assert one.is_over
 
 
-def test_the_callers_own_id_stays() -> None:
-    one = following(request_id="mine")
+def test_the_callers_own_id_stays_and_gateways_know_the_request_by_its_key() -> None:
+    one, other = following(request_id="mine"), following(request_id="mine")
+    key = one.idempotency_key
     assert steps(one, DRAINING) == [Step(None, 4.0, moves=True)]
-    assert one.request_id == "mine"
+    assert (one.request_id, one.idempotency_key) == ("mine", key)
+    assert other.idempotency_key != key
+
+
+def test_another_request_id_has_another_key() -> None:
+    one = following()
+    key = one.idempotency_key
+    assert steps(one, NO_SERVER) == [Step(None, 0.5, moves=True)]
+    assert (one.request_id, one.idempotency_key) == ("drawn-1", key)
+    assert steps(one, DRAINING) == [Step(None, 4.0, moves=True)]
+    assert one.request_id == "drawn-2"
+    assert one.idempotency_key != key
 
 
 def test_a_request_that_failed_without_a_token_is_asked_anew_and_one_with_tokens_is_not() -> None:

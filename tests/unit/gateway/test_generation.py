@@ -50,6 +50,7 @@ class ScriptedBus:
     dropped = False
 
     def __init__(self) -> None:
+        # False: the id is another call's.
         self.enqueued: bool | InferFluxError = True
         self.live: list[bytes] = []
         self.stored: list[bytes] = []
@@ -63,11 +64,11 @@ class ScriptedBus:
     def check_queue(self) -> None:
         pass
 
-    async def enqueue(self, *_args: object, **_named: object) -> bool:
+    async def enqueue(self, *_args: object, attempt: str, **_named: object) -> str:
         await asyncio.sleep(0)
         if isinstance(self.enqueued, InferFluxError):
             raise self.enqueued
-        return self.enqueued
+        return attempt if self.enqueued else ""
 
     async def open_stream(self, _subject: str) -> ScriptedBus:
         return self

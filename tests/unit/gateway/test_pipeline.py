@@ -184,6 +184,12 @@ class Stage:
         async with self.pipeline.chat(context, ACME, request) as generation:
             return [i async for chunk in generation for i in chunk.token_ids]
 
+    async def send(self, context: CallContext, caller: Caller = ACME) -> list[int]:
+        """The token ids of the answer to some prompt."""
+        request = inference_pb2.GenerateRequest(model="demo", token_ids=inference_pb2.TokenIds(ids=[7, 8]))
+        async with self.pipeline.generate(context, caller, request) as generation:
+            return [i async for chunk in generation for i in chunk.token_ids]
+
     async def generate(self, request_id: str, request: inference_pb2.GenerateRequest) -> list[int]:
         async with self.pipeline.generate(CallContext(request_id), ACME, request) as generation:
             return [i async for chunk in generation for i in chunk.token_ids]
@@ -447,6 +453,44 @@ async def test_a_request_id_is_taken_once(stage: Stage) -> None:
     assert caught.value.reason == "REQUEST_ID_TAKEN"
     await stage.backend.finish(job, n=1)
     assert await answer == [0]
+
+
+SENT = CallContext("r1", is_id_chosen=True, idempotency_key="the same")
+OTHER_CALLERS = [
+    (SENT, Caller("acme", "another key")),
+    (CallContext("r1", is_id_chosen=True, idempotency_key="another"), ACME),
+    (CallContext("r1", is_id_chosen=True), ACME),
+]
+
+
+async def test_a_call_that_is_sent_again_reads_the_job_that_runs(stage: Stage) -> None:
+    first = asyncio.create_task(stage.send(SENT))
+    job = await stage.backend.job("r1")
+    await stage.backend.say(job, tokens(0), tokens(1))
+    again = asyncio.create_task(stage.send(SENT))
+    await until(lambda: len(stage.streams) == 2)
+    for context, caller in OTHER_CALLERS:
+        with pytest.raises(InferFluxError) as caught:
+            await stage.send(context, caller)
+        assert caught.value.reason == "REQUEST_ID_TAKEN"
+    await stage.backend.finish(job, n=4, offset=2)
+    assert await first == await again == [0, 1, 2, 3]
+    await stage.background.finish(2)
+    assert {s.attempt_id for s in stage.policy.settled if s.usage.completion_tokens} == {job.attempt_id}
+
+
+async def test_a_call_that_is_sent_again_when_it_has_ended_gets_its_answer(stage: Stage) -> None:
+    first = asyncio.create_task(stage.send(SENT))
+    job = await stage.backend.job("r1")
+    await stage.backend.finish(job, n=3)
+    assert await first == [0, 1, 2]
+    assert await stage.send(SENT) == [0, 1, 2]
+    for context, caller in OTHER_CALLERS:
+        with pytest.raises(InferFluxError) as caught:
+            await stage.send(context, caller)
+        assert caught.value.reason == "REQUEST_ID_TAKEN"
+    await stage.background.finish(2)
+    assert {s.attempt_id for s in stage.policy.settled if s.usage.completion_tokens} == {job.attempt_id}
 
 
 async def test_tokens_missed_while_nats_was_away_are_made_up_for(stage: Stage) -> None:

@@ -49,19 +49,25 @@ class RequestCalls(Generic[_G]):
         if self._request is None or step.resumes_at is not None:
             resume = inference_pb2.ResumeRequest(request_id=following.request_id, offset=step.resumes_at or 0)
             return stub.Resume(resume, metadata=metadata(self._api_key), timeout=timeout_s)
-        sent_as = metadata(self._api_key, following.request_id, priority=self._request.priority)
+        sent_as = metadata(
+            self._api_key,
+            following.request_id,
+            priority=self._request.priority,
+            idempotency_key=following.idempotency_key,
+        )
         if isinstance(self._request, inference_pb2.ChatRequest):
             return stub.Chat(self._request, metadata=sent_as, timeout=timeout_s)
         return stub.Generate(self._request, metadata=sent_as, timeout=timeout_s)
 
 
-def metadata(api_key: str, request_id: str = "", *, priority: int = 0) -> Metadata:
+def metadata(api_key: str, request_id: str = "", *, priority: int = 0, idempotency_key: str = "") -> Metadata:
     """What every call carries, and of a call that sends a request its id and its priority: a busy gateway
-    takes urgent calls first, before it reads them.
+    takes urgent calls first, before it reads them. By the key it knows a request that is sent again.
     """
     pairs = (
         ("authorization", f"Bearer {api_key}"),
         ("x-request-id", request_id),
+        ("idempotency-key", idempotency_key),
         ("x-inferflux-priority", str(priority) if priority else ""),
     )
     return tuple((key, value) for key, value in pairs if value)

@@ -73,6 +73,7 @@ class Following:
         offset: for a request that another client made: tokens the caller has. None for a request to be sent.
 
     Attributes:
+        idempotency_key: drawn for each request id: gateways know by it that a request is sent again.
         is_over: nothing more comes.
         resumes: how often a lost stream went on.
     """
@@ -87,6 +88,7 @@ class Following:
         new_id: Callable[[], str] = new_request_id,
     ) -> None:
         self.request_id = request_id or new_id()
+        self.idempotency_key = new_request_id()
         self.is_over = False
         self.resumes = 0
         self.is_own = offset is None
@@ -211,6 +213,7 @@ class Following:
             return None
         if self._new_id is not None and not is_same:
             self.request_id = self._new_id()
+            self.idempotency_key = new_request_id()
         if self.is_own:
             self._state = StreamState()
         self._has_begun = False

@@ -37,6 +37,7 @@ class CallContext:
         same_prompt_as: the request id of another choice of the call, whose prompt is computed; "" for none.
         choice: among those of one prompt, the first being 0: it draws with the request's seed plus this.
         record: what the call's audit line is to say; choices of one call share it.
+        idempotency_key: the same each time that the call is sent; "" without one.
         is_counted: its method counts against request limits.
         announced_priority: that the client says ahead of its body; 0 where it says none.
         method: `InferenceService/Chat`, or `POST /v1/chat/completions`; "" before it is known.
@@ -54,6 +55,7 @@ class CallContext:
     same_prompt_as: str = ""
     choice: int = 0
     record: CallRecord = field(default_factory=CallRecord, compare=False, repr=False)
+    idempotency_key: str = field(default="", repr=False)
     is_counted: bool = False
     announced_priority: int = 0
     method: str = ""
@@ -124,6 +126,7 @@ def call_context(
         certificate=certificate,
         traceparent=valid(grpc_metadata.get(pairs, grpc_metadata.TRACEPARENT)),
         announced_priority=grpc_metadata.priority(pairs),
+        idempotency_key=grpc_metadata.get(pairs, grpc_metadata.IDEMPOTENCY_KEY),
         deadline_at=_deadline_at(remaining_s),
         started_at=time.monotonic(),
         record=record or CallRecord(),

@@ -17,6 +17,8 @@ SERVICE_KEY = "x-inferflux-service-key"
 # The priority that a request asks for, ahead of its body. Trailing: the one that it got, where its key may
 # not have as much.
 PRIORITY = "x-inferflux-priority"
+# The same for each time that a caller sends one call.
+IDEMPOTENCY_KEY = "idempotency-key"
 # Of a refusal: the rule that the prompt has broken.
 GUARDRAIL = "x-inferflux-guardrail"
 # Of a refusal: the decision backend that refused, and its reason.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferflux.common import subjects
+from inferflux.common import attempts, subjects
 from inferflux.common.calls import CallContext
 from inferflux.common.tracing import Span
 
@@ -27,6 +27,10 @@ class Call:
     caller: Caller
     span: Span
     context: CallContext
+
+    def new_attempt_id(self) -> str:
+        """Of a job that answers the call."""
+        return attempts.new(caller=self.caller.key_id, idempotency_key=self.context.idempotency_key)
 
     @property
     def subject(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from inferflux.common import logs
+from inferflux.common import attempts, logs
 from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus, TokenSubscription
 from inferflux.common.errors import (
@@ -51,9 +52,9 @@ from .metrics import GatewayMetrics
 from .readers import ReaderReports
 from .relay import Relay, RelayLimits, TokenSource, replayed
 from .reservations import Reservations
-from .stream_guards import StreamGuards, model_told_by
+from .stream_guards import StreamGuards, attempt_told_by, model_told_by
 from .streams import Streams
-from .submit import Submitter, is_refused
+from .submit import Submitter, is_refused, taken
 
 log = logs.get()
 
@@ -205,14 +206,14 @@ class Generation:
         stamp(request, deadline_at=self._call.context.deadline_at)
         payload = request.SerializeToString()
         self._services.submitter.check_size(payload, prompt_field)
-        await self._check_id(request.request_id)
+        attempt = await self._ended_attempt(request)
         self._query = query
         await self._open()
         self._begin(card, request)
         has_job = True
         self._is_unconfirmed = True
         try:
-            await self._services.submitter.submit(request, payload, traceparent=self._call.span.traceparent)
+            attempt = attempt or await self._put(request, payload)
             self._is_unconfirmed = False
         except InferFluxError as error:
             has_job = not is_refused(error)
@@ -221,6 +222,27 @@ class Generation:
             if has_job:
                 self._join()
         self._call.span.event("queued")
+        if attempt != request.attempt_id:
+            await self._attach(attempt)
+
+    async def _put(self, request: scheduler_pb2.InferenceRequest, payload: bytes) -> str:
+        """Queue the job; the attempt of the one that is there."""
+        traceparent = self._call.span.traceparent
+        try:
+            return await self._services.submitter.submit(request, payload, traceparent=traceparent)
+        except AlreadyExists:
+            # The same call may have ended just now, and its job is gone.
+            if attempt := await self._ended_attempt(request):
+                return attempt
+            raise
+
+    async def _attach(self, attempt: str) -> None:
+        """Read the job of the same call, which was sent before: what came of it so far, and what comes."""
+        self._read.attempt_id = attempt
+        self._rest, self._reader, self._query = Rest(0), None, None
+        if self._relay is not None:
+            with contextlib.suppress(Unavailable):  # what is missing is asked for later
+                await self._relay.replay()
 
     async def answer(
         self,
@@ -235,11 +257,11 @@ class Generation:
             AlreadyExists: the request id is taken.
             Unavailable: NATS does not say whether it is.
         """
-        await self._check_id(request.request_id)
+        ended = await self._ended_attempt(request)
         chunks = stream_of(
             cached,
             request_id=request.request_id,
-            attempt_id=request.attempt_id,
+            attempt_id=ended or request.attempt_id,
             model=request.model,
             prompt_tokens=len(request.prompt_token_ids),
             answer_format=request.answer_format if request.HasField("answer_format") else None,
@@ -255,10 +277,23 @@ class Generation:
         self._is_answered = True
         self._call.span.event("answered_from_cache")
 
-    async def _check_id(self, request_id: str) -> None:
-        if self._call.context.is_id_chosen and await replayed(self._services.bus, self._call.subject):
-            message = f"the request id {request_id} was used lately: use Resume to read its stream"
-            raise AlreadyExists(message, reason="REQUEST_ID_TAKEN")
+    async def _ended_attempt(self, request: scheduler_pb2.InferenceRequest) -> str:
+        """The attempt of the same call, sent before, that has ended; "" without one, as far as chunks tell.
+
+        Raises:
+            AlreadyExists: the request id is another call's.
+            Unavailable: NATS does not say whether it is.
+        """
+        if not self._call.context.is_id_chosen:
+            return ""
+        stored = await replayed(self._services.bus, self._call.subject)
+        ended = attempt_told_by(stored)
+        is_same = attempts.is_same(ended, request.attempt_id)
+        # Of a stream that goes on, the queue tells whose it is.
+        may_be_same = is_same or (not ended and attempts.may_be_sent_again(request.attempt_id))
+        if stored and not may_be_same:
+            raise taken(request.request_id)
+        return ended
 
     def _begin(self, card: model_pb2.ModelCard, request: scheduler_pb2.InferenceRequest) -> None:
         self.priority = request.priority

@@ -32,7 +32,7 @@ from .generation import Generation, Services
 from .images.intake import ImageIntake
 from .off_loop import LARGE_SCHEMA, off_loop_if_large
 from .spans import RequestSpan, note_caller, note_job
-from .submit import Prompt, new_attempt_id, new_call_id_prefix, resolve
+from .submit import Prompt, new_call_id_prefix, resolve
 from .tools import functions_of, schema_bytes, tool_use_of
 
 log = logs.get()
@@ -209,7 +209,7 @@ class Pipeline:
                 params=generation_pb2.GenerationParams(max_tokens=1),
                 priority=caller.capped(priority),
                 epoch=1,
-                attempt_id=new_attempt_id(),
+                attempt_id=call.new_attempt_id(),
                 worker_pools=caller.worker_pools,
                 zone=self._zone,
                 model_digest=card.digest,
@@ -415,7 +415,7 @@ class Pipeline:
             priority=call.caller.capped(request.priority),
             epoch=1,
             resume_window_s=request.resume_window_s,
-            attempt_id=new_attempt_id(),
+            attempt_id=call.new_attempt_id(),
             cache_scope=call.caller.cache_scope,
             same_prompt_as=call.context.same_prompt_as,
             answer_format=answer_format,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from inferflux.common.chunks import parse_chunk
@@ -12,7 +13,7 @@ from inferflux.common.guardrails.cache import CompiledCache, SetKey
 from inferflux.common.guardrails.compiled import CompiledRules
 from inferflux.common.guardrails.rules import parse_rules
 from inferflux.common.guardrails.stream import StreamGuard
-from inferflux.v1 import guardrails_pb2
+from inferflux.v1 import guardrails_pb2, tokens_pb2
 
 from .chunk_guard import ChunkGuard
 
@@ -81,14 +82,18 @@ class StreamGuards:
 
 def model_told_by(messages: Iterable[bytes]) -> str:
     """The model that chunks name; "" where none does."""
+    return next((chunk.model for chunk in _good(messages) if chunk.model), "")
+
+
+def attempt_told_by(messages: Iterable[bytes]) -> str:
+    """The attempt that a terminal chunk names; "" where there is none."""
+    return next((chunk.attempt_id for chunk in _good(messages) if chunk.attempt_id), "")
+
+
+def _good(messages: Iterable[bytes]) -> Iterator[tokens_pb2.TokenChunk]:
     for data in messages:
-        try:
-            chunk = parse_chunk(data)
-        except InvalidArgument:
-            continue
-        if chunk.model:
-            return chunk.model
-    return ""
+        with contextlib.suppress(InvalidArgument):
+            yield parse_chunk(data)
 
 
 def _begin(sets: Sequence[CompiledRules]) -> ChunkGuard | None:

@@ -82,11 +82,6 @@ def resolve(
     return resolved
 
 
-def new_attempt_id() -> str:
-    """Tells a submission from others under the same request id."""
-    return secrets.token_hex(8)
-
-
 def new_call_id_prefix() -> str:
     """What the ids of an answer's tool calls begin with."""
     return f"call_{secrets.token_hex(10)}"
@@ -120,8 +115,11 @@ class Submitter:
 
     async def submit(
         self, request: scheduler_pb2.InferenceRequest, payload: bytes, *, traceparent: str
-    ) -> None:
+    ) -> str:
         """Put a job into the queue.
+
+        Returns:
+            The attempt of the job that is there: another one where the same call was sent before.
 
         Raises:
             AlreadyExists: the tenant has used this request id lately.
@@ -129,12 +127,19 @@ class Submitter:
             Unavailable: JetStream does not answer; the job may be in the queue all the same.
         """
         headers = {"traceparent": traceparent} if traceparent else None
-        is_new = await self._bus.enqueue(
+        attempt = await self._bus.enqueue(
             subjects.jobs(request.model),
             payload,
             msg_id=f"{request.tenant}.{request.request_id}",
+            attempt=request.attempt_id,
             headers=headers,
         )
-        if not is_new:
-            message = f"the request id {request.request_id} was used already: use Resume to read its stream"
-            raise AlreadyExists(message, reason="REQUEST_ID_TAKEN")
+        if not attempt:
+            raise taken(request.request_id)
+        return attempt
+
+
+def taken(request_id: str) -> AlreadyExists:
+    """What is said of a request id that another call has lately used."""
+    message = f"the request id {request_id} was used already: use Resume to read its stream"
+    return AlreadyExists(message, reason="REQUEST_ID_TAKEN")

@@ -264,9 +264,15 @@ class Bus:
         self._healer.limits = limits
 
     async def enqueue(
-        self, subject: str, payload: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
-    ) -> bool:
-        """Put a job into the work queue: see `queueing.enqueue`. False when `msg_id` is taken."""
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        msg_id: str,
+        attempt: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Put a job into the work queue: see `queueing.enqueue`. Empty when `msg_id` is taken."""
         return await queueing.enqueue(
             self._link,
             self._until_connected,
@@ -274,6 +280,7 @@ class Bus:
             subject,
             payload,
             msg_id=msg_id,
+            attempt=attempt,
             headers=headers,
         )
 

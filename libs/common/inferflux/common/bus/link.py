@@ -32,8 +32,9 @@ _UNAVAILABLE = 503
 # What a cluster says while it elects who leads it or a stream, of a stream whose servers are down, of a
 # message that it has not agreed on yet, and of a stream that a server that starts has yet to make (10096).
 _ELECTING = frozenset({10008, 10009, 10096, 10118, 10158})
-# The reason of an error for that.
+# The reasons of errors for these.
 STORE_UNAVAILABLE = "STORE_UNAVAILABLE"
+ELECTING = "JETSTREAM_ELECTING"
 # The status of a reply that cannot come any more: the connection broke.
 LOST = 599
 # That of a request that NATS did not let this user make.
@@ -73,7 +74,7 @@ class ApiError(Exception):
         """Unavailable for what passes, Internal for what is wrong with the request."""
         message = f"JetStream refused {self}"
         if self.is_passing:
-            return Unavailable(message, reason="JETSTREAM_ELECTING")
+            return Unavailable(message, reason=ELECTING)
         if self.is_store_failure:
             return Unavailable(message, reason=STORE_UNAVAILABLE)
         return Internal(message, reason="JETSTREAM_ERROR")

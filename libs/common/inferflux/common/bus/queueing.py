@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from inferflux.common import subjects
+from inferflux.common import attempts, subjects
 from inferflux.common.bus import jetstream
-from inferflux.common.bus.link import STORE_UNAVAILABLE, ApiError, Link
-from inferflux.common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from inferflux.common.bus.link import ELECTING, STORE_UNAVAILABLE, ApiError, Link
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, ResourceExhausted, Unavailable
 
 _ATTEMPT = "Inferflux-Attempt"
 _ANSWER_TIMEOUT_S = 1.5
@@ -29,26 +28,29 @@ async def enqueue(
     payload: bytes,
     *,
     msg_id: str,
+    attempt: str = "",
     headers: Mapping[str, str] | None = None,
-) -> bool:
+) -> str:
     """Publish to the work queue and wait until it is stored.
 
-    An attempt that went unanswered may have been stored all the same, so it is made again under the same
-    message id, which JetStream drops then. A header of this call's own tells that from someone else's
-    use of the id.
+    A message that went unanswered, or refused by servers that elected meanwhile, may have been stored all the
+    same. So it is published again under the same message id, which JetStream drops then. A header with the
+    attempt tells that from someone else's use of the id.
 
     Args:
+        attempt: see `attempts`; empty draws one.
         write_problem: why JetStream does not write, "" while it does.
 
     Returns:
-        False when the id was used in the last two minutes.
+        The attempt of the job that is in the queue: this one, or that of the same call, sent before. Empty if
+        the id was used for another call in the last two minutes.
 
     Raises:
         ResourceExhausted: the queue is full.
         Unavailable: not stored (QUEUE_UNAVAILABLE; STORE_UNAVAILABLE when JetStream does not write), or
             it is unknown (OUTCOME_UNKNOWN).
     """
-    attempt = secrets.token_hex(8)
+    attempt = attempt or attempts.new()
     all_headers = {**(headers or {}), jetstream.MESSAGE_ID: msg_id, _ATTEMPT: attempt}
     is_unknown = False
     last = "not connected to NATS"
@@ -68,11 +70,12 @@ async def enqueue(
                         raise _unknown(last) if is_unknown else error from None
                     # JetStream is not up yet, or the stream is being made anew after a restart.
                     last = error.message
+                    is_unknown |= error.reason == ELECTING
                     await asyncio.sleep(_RETRY_WAIT_S)
                 else:
                     if not answer.get("duplicate"):
-                        return True
-                    return is_unknown and await _is_ours(link, answer["seq"], attempt)
+                        return attempt
+                    return await _stored_as(link, answer["seq"], attempt, is_unknown=is_unknown)
     except TimeoutError:
         if is_unknown:
             raise _unknown(last) from None
@@ -103,7 +106,16 @@ async def _publish(link: Link, subject: str, payload: bytes, headers: Mapping[st
     return answer
 
 
-async def _is_ours(link: Link, sequence: int, attempt: str) -> bool:
-    """Whether the stored message is this call's; one that is gone was taken up and finished, so it counts."""
-    headers = await jetstream.read_headers(link, subjects.JOBS_STREAM, sequence)
-    return headers is None or headers.get(_ATTEMPT) == attempt
+async def _stored_as(link: Link, sequence: int, attempt: str, *, is_unknown: bool) -> str:
+    """The attempt of the stored message, "" if it is of another call.
+
+    One that is gone was taken up and finished: it was this one if this one may have been stored.
+    """
+    try:
+        headers = await jetstream.read_headers(link, subjects.JOBS_STREAM, sequence)
+    except InferFluxError as error:
+        raise _unknown(error.message) from None
+    if headers is None:
+        return attempt if is_unknown else ""
+    stored = headers.get(_ATTEMPT, "")
+    return stored if attempts.is_same(stored, attempt) else ""

@@ -1,0 +1,37 @@
+"""Attempt ids: they tell submissions under one request id apart, and a call that is sent again from another.
+
+The first part is drawn for each submission, so that each is counted for itself. A second part, where there is
+one, is the same for all that one caller sends under the same idempotency key (pure but for the drawing).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+_BYTES = 8
+
+
+def new(*, caller: str = "", idempotency_key: str = "") -> str:
+    """The id of a submission.
+
+    Args:
+        caller: whose it is: no other caller's is the same, whatever its key.
+        idempotency_key: what the caller sends along each time it sends the call; "" for none.
+    """
+    drawn = secrets.token_hex(_BYTES)
+    if not idempotency_key:
+        return drawn
+    digest = hashlib.sha256(f"{len(caller)}:{caller}{idempotency_key}".encode()).hexdigest()
+    return f"{drawn}-{digest[: 2 * _BYTES]}"
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two submissions under one request id are the same call."""
+    calls = one.partition("-")[2], other.partition("-")[2]
+    return one == other or (calls[0] != "" and calls[0] == calls[1])
+
+
+def may_be_sent_again(attempt: str) -> bool:
+    """Whether the call would be known again."""
+    return "-" in attempt
