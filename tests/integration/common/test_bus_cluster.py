@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from harness.nats_cluster import SERVERS, NatsCluster
 
 from inferflux.common import nats_users, subjects
 from inferflux.common.bus import Bus, JobConsumer, StreamLimits, healing
-from inferflux.common.errors import Unavailable
+from inferflux.common.bus.link import ApiError
+from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.partitions import WHOLE
 from inferflux.common.servers import ServerProcess
 from inferflux.common.subjects import STREAMS
 
@@ -53,11 +56,11 @@ async def enqueue(bus: Bus, number: int) -> None:
             return
 
 
-async def consume(bus: Bus) -> JobConsumer:
+async def consume(bus: Bus, *, ack_wait_s: float = 5) -> JobConsumer:
     """As a scheduler does, which tries again while servers have yet to agree."""
     while True:
         try:
-            return await bus.consume_jobs(max_outstanding=100, ack_wait_s=5)
+            return await bus.consume_jobs(max_outstanding=100, ack_wait_s=ack_wait_s)
         except Unavailable:
             await asyncio.sleep(0.1)
 
@@ -100,6 +103,34 @@ async def test_no_job_is_lost_or_doubled_when_servers_are_killed_one_after_the_o
     for job in jobs:
         await job.ack()
     await consumer.close()
+
+
+async def test_acknowledgements_that_a_killed_server_took_with_it_are_told_again(
+    cluster: NatsCluster, bus: Bus
+) -> None:
+    """Long before JetStream would deliver their jobs again: `ack_wait` is not over in this test."""
+    name = f"CONSUMER.INFO.{subjects.JOBS_STREAM}.{subjects.scheduler_consumer(WHOLE)}"
+    reader = await Bus.connect(cluster.url(0), name="reader")
+    leader = 0
+    async with asyncio.timeout(4 * ELECTION_S):
+        while leader == 0:  # not the server that the reader itself would lose
+            consumer = await consume(reader, ack_wait_s=600)
+            leader = int((await reader._link.api(name))["cluster"]["leader"].removeprefix("nats-"))
+    for number in range(5):
+        await enqueue(bus, number)
+    jobs = await take(consumer, 5, ELECTION_S)
+    cluster.kill(leader)
+    for job in jobs:
+        await job.ack()
+    async with asyncio.timeout(2 * ELECTION_S):
+        left = 1
+        while left:
+            await asyncio.sleep(0.1)
+            with contextlib.suppress(Unavailable, DeadlineExceeded, ApiError):
+                found = await reader._link.api(f"STREAM.INFO.{subjects.JOBS_STREAM}")
+                left = found["state"]["messages"]
+    await consumer.close()
+    await reader.close()
 
 
 async def test_a_client_that_was_told_of_one_server_moves_to_another_with_its_password(

@@ -148,6 +148,8 @@ class JobConsumer:
         self._task: asyncio.Task[None] | None = None
         # Whether the durable is ours is known between two of its changes, not within one.
         self._changing = asyncio.Lock()
+        # The server of a cluster that led the consumer when it was made.
+        self._leader = ""
         self._clock = ServerClock(link, subjects.JOBS_STREAM)
         self.others_through = 0
 
@@ -202,8 +204,6 @@ class JobConsumer:
                 self._fail(_taken_over())
                 return
             await self._make_consumer()
-        self._unconfirmed.clear()  # what they acknowledged is gone, or comes again and is told again
-        self._confirmed.set()
         self._pull_subject = b""
         self._wake.set()
 
@@ -340,13 +340,17 @@ class JobConsumer:
         self._pulled_at = self._last_message_s = asyncio.get_running_loop().time()
 
     async def _check_consumer(self) -> None:
-        """Make the consumer again if it is gone; end this one if it is someone else's now."""
+        """Make the consumer again if it is gone, or if another server of a cluster leads it now; end this one
+        if it is someone else's."""
         if self._pulled_at + _RETRY_WAIT_S > asyncio.get_running_loop().time():
             await asyncio.sleep(_RETRY_WAIT_S)
         async with self._changing:
             info = await self._info()
             if not (await self._create() if info is None else self._is_own(info)):
                 self._fail(_taken_over())
+            elif info is not None and self._has_moved(info):
+                # Deliveries and acknowledgements that were under way are lost, and would wait for `ack_wait`.
+                await self._make_consumer()
 
     async def _look_at_queue(self) -> None:
         try:
@@ -397,7 +401,7 @@ class JobConsumer:
             },
         }
         try:
-            await self._link.api(f"CONSUMER.CREATE.{subjects.JOBS_STREAM}.{self._name}", body)
+            info = await self._link.api(f"CONSUMER.CREATE.{subjects.JOBS_STREAM}.{self._name}", body)
         except ApiError as error:
             if error.err_code == jetstream.CONSUMER_EXISTS:
                 return False
@@ -406,6 +410,18 @@ class JobConsumer:
             if error.err_code in jetstream.CONSUMERS_OVERLAP:
                 raise _overlap() from None
             raise error.to_error() from error
+        self._leader = _leader_of(info)
+        self._unconfirmed.clear()  # what they acknowledged is gone, or comes again and is told again
+        self._confirmed.set()
+        return True
+
+    def _has_moved(self, info: Mapping[str, Any]) -> bool:
+        """Whether another server leads the consumer than when it was made, as far as is known."""
+        leader = _leader_of(info)
+        self._leader = self._leader or leader
+        if leader in ("", self._leader):
+            return False
+        log.info("another server leads the consumer", before=self._leader, leader=leader)
         return True
 
     def _is_own(self, info: Mapping[str, Any]) -> bool:
@@ -416,6 +432,11 @@ class JobConsumer:
         self._error = error
         self._arrived.set()
         self._wake.set()
+
+
+def _leader_of(info: Mapping[str, Any]) -> str:
+    """The server of a cluster that leads a consumer; "" for one without a cluster."""
+    return str((info.get("cluster") or {}).get("leader", ""))
 
 
 def _taken_over() -> Unavailable:
