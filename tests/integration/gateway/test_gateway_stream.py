@@ -82,17 +82,22 @@ async def test_a_call_that_is_sent_again_is_answered_and_another_callers_is_refu
         metadata = (*sent_as, (grpc_metadata.IDEMPOTENCY_KEY, idempotency_key))
         return gateway.inference.Generate(request, metadata=metadata, timeout=60)
 
+    async def next_ids(call: grpc.aio.UnaryStreamCall[Any, Any]) -> list[int] | None:
+        response: Any = await call.read()
+        return None if response is grpc.aio.EOF else list(response.chunk.token_ids)
+
     async def read(call: grpc.aio.UnaryStreamCall[Any, Any]) -> list[int]:
         ids: list[int] = []
-        while (response := await call.read()) is not grpc.aio.EOF:
-            ids += response.chunk.token_ids
+        while (more := await next_ids(call)) is not None:
+            ids += more
         return ids
 
     first = send(client.key, "one call")
     job = await backend.job("again-1")
     await backend.say(job, tokens(0), tokens(1))
     again = send(client.key, "one call")
-    begins = list((await again.read()).chunk.token_ids)
+    begins = await next_ids(again)
+    assert begins
     another_key = (await policy.create_key(admin_key)).secret
     for key, idempotency_key in ((client.key, "another"), (another_key, "one call")):
         with pytest.raises(grpc.aio.AioRpcError) as caught:

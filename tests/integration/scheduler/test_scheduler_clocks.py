@@ -19,7 +19,7 @@ async def test_a_job_with_time_left_runs_and_its_worker_learns_how_much(stage: S
     assert 0 < request.deadline_unix_ms - now_ms <= 60_000
     assert now_ms - 60_000 < request.enqueued_unix_ms <= now_ms
     await worker.emit("r", 2, is_last=True)
-    assert (await stage.read("r")).outcome == "length"
+    assert (await stage.read("r")).outcome == "stop"
 
 
 @pytest.mark.parametrize("ahead_s", AHEAD_S)
@@ -41,4 +41,4 @@ async def test_time_goes_on_while_no_scheduler_leads(own_stage: Stage, ahead_s: 
     assert (await own_stage.read("short")).outcome == "EXPIRED_IN_QUEUE"
     assert "short" not in worker.items
     await worker.emit("long", 2, is_last=True)
-    assert (await own_stage.read("long")).outcome == "length"
+    assert (await own_stage.read("long")).outcome == "stop"
