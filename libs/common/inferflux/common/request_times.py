@@ -27,7 +27,7 @@ def stamp(request: scheduler_pb2.InferenceRequest, *, deadline_at: float) -> Non
 
 
 def monotonic_s(unix_ms: int, *, now_s: float, unix_s: float) -> float:
-    """A moment by the monotonic clock, which nobody sets.
+    """A moment by the monotonic clock, which is never set.
 
     Args:
         unix_ms: the moment, by our wall clock.
