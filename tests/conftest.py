@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import uvloop
 from harness import hangs
+from harness.distribution import CrashproofFiles
 from harness.order import PROCESS_LEVELS, interleaved, level_of
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
 
 from inferflux.common.bus import Bus
 from inferflux.common.servers import ServerProcess
@@ -39,6 +41,10 @@ def pytest_asyncio_loop_factories(
     return {"uvloop": uvloop.new_event_loop}
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> CrashproofFiles | None:
+    return CrashproofFiles(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where files run side by side.
 
@@ -54,7 +60,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    hangs.begin(item)
     hangs.watch(item)
 
 

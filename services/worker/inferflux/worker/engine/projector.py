@@ -19,6 +19,8 @@ from inferflux.common.llama.native import first_log_error
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
+from .zeroed import zeroed_memory
+
 Embeddings = NDArray[np.float32]
 
 # Sizes that an image is tried in when the projector is loaded.
@@ -26,8 +28,6 @@ _TRIAL_SIZES = ((64, 64), (640, 160), (160, 640), (1024, 1024), (1536, 999))
 # Seconds of sounds.
 _TRIAL_S = (2, 31)
 _SAMPLE_BYTES = 4
-# Pixtral's graph multiplies memory by zero to clear it, which leaves what is not finite as it is.
-_TRIES = 3
 _AXES = 4
 
 
@@ -94,7 +94,10 @@ class Projector:
         self._width = width
         self._most_whole = most_whole
         try:
-            self._mtmd = Mtmd(path, model, threads=threads, flash_attention=flash_attention, use_gpu=use_gpu)
+            with zeroed_memory():
+                self._mtmd = Mtmd(
+                    path, model, threads=threads, flash_attention=flash_attention, use_gpu=use_gpu
+                )
             self.has_plane = bool(self._mtmd.library.mtmd_decode_use_mrope(self._mtmd.context))
             counter = Mtmd(skeleton, vocab.model)
             try:
@@ -154,8 +157,8 @@ class Projector:
     def _encoded(self, chunk: Any) -> EncodedRun:
         mtmd = self._mtmd.library
         n = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
-        embeddings = next(filter(_is_finite, (self._embeddings(chunk, n) for _ in range(_TRIES))), None)
-        if embeddings is None:
+        embeddings = self._embeddings(chunk, n)
+        if not np.isfinite(embeddings).all():
             raise ProjectorError("the projector gives numbers that are not finite")
         is_whole = self._is_whole(chunk)
         if is_whole and n > self._most_whole:
@@ -165,7 +168,9 @@ class Projector:
 
     def _embeddings(self, chunk: Any, n: int) -> Embeddings:
         mtmd, context = self._mtmd.library, self._mtmd.context
-        if mtmd.mtmd_encode_chunk(context, chunk) != 0:
+        with zeroed_memory():  # a larger image has its graph's memory allocated anew
+            failed = mtmd.mtmd_encode_chunk(context, chunk) != 0
+        if failed:
             raise ProjectorError(first_log_error("libmtmd could not encode it"))
         address = ctypes.cast(mtmd.mtmd_get_output_embd(context), ctypes.c_void_p).value
         if not address:
@@ -222,10 +227,6 @@ class Projector:
                 raise ProjectorError(message)
             if not isinstance(piece, int) and any(not 0 <= token < vocab.size for token in piece):
                 raise ProjectorError("the vocabulary lacks tokens that it puts around images and sounds")
-
-
-def _is_finite(embeddings: Embeddings) -> bool:
-    return bool(np.isfinite(embeddings).all())
 
 
 def _joined(layout: Layout) -> Layout:
