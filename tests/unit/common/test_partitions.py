@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from inferflux.common import subjects
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.partitions import SHARDS, WHOLE, Partition, divide, parse
+from inferflux.common.partitions import SHARDS, WHOLE, Partition, divide, indexes_of, parse
 
 COUNTS = st.integers(1, SHARDS)
 
@@ -20,6 +20,13 @@ def test_each_model_is_in_one_partition_and_its_jobs_are_on_a_subject_of_it(mode
     assert subject[-2] in {str(shard) for shard in own.shards}
     if count > 1:
         assert ".".join([*subject[:-1], "*"]) in subjects.jobs_of(own)
+
+
+@given(st.lists(st.text(max_size=8), max_size=4), st.integers(2, SHARDS))
+def test_models_are_in_the_partitions_that_have_them(models: list[str], count: int) -> None:
+    having = {each.index for each in divide(count) if any(each.has(model) for model in models)}
+    assert indexes_of(models, count) == having
+    assert indexes_of(models, 1) == {0}  # also where none is named: it has all
 
 
 @given(COUNTS)

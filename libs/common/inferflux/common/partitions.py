@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import InvalidArgument
@@ -68,6 +69,12 @@ WHOLE = Partition()
 def divide(count: int) -> list[Partition]:
     """All of `count` partitions."""
     return [Partition(index, count) for index in range(count)]
+
+
+def indexes_of(models: Iterable[str], count: int) -> set[int]:
+    """Which of `count` partitions these models are in. One that has all models also has those that are not
+    named."""
+    return {0} if count == 1 else {shard_of(model) % count for model in models}
 
 
 def parse(name: str, field: str = "partition") -> Partition:

@@ -12,7 +12,7 @@ from inferflux.common import logs, store
 from inferflux.common.bus import Bus
 from inferflux.common.errors import InferFluxError
 from inferflux.common.lifecycle import Shutdown
-from inferflux.common.partitions import divide
+from inferflux.common.partitions import divide, indexes_of
 from inferflux.common.probe import Probe
 from inferflux.common.tasks import cancel_all
 from inferflux.common.tracing import OFF, Tracer, open_tracer
@@ -101,8 +101,9 @@ class Scheduler:
     # Messages of workers
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
-        for candidate in self._candidates:
-            candidate.on_heartbeat(status)
+        # Of thousands of workers each second: no candidate is asked for what is not its own.
+        for index in indexes_of((card.name for card in status.models), len(self._candidates)):
+            self._candidates[index].on_heartbeat(status)
 
     def on_host(self, status: host_pb2.HostStatus) -> None:
         """Raises InvalidArgument when there are more hosts than are kept."""

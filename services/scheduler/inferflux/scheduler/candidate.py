@@ -84,8 +84,7 @@ class Candidate:
     # Messages of workers
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
-        if not self.partition.is_whole and not any(self.partition.has(card.name) for card in status.models):
-            return
+        """Of a worker that has a model of this partition."""
         self._live_workers.on_heartbeat(status, self._clock())
         self.leadership.on_term(status.term)
         if self.leader is not None:
