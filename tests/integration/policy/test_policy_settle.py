@@ -118,3 +118,18 @@ async def test_a_wrong_field_is_named_and_nothing_is_counted(
     assert isinstance(raised, InvalidArgument)
     assert raised.field == field
     assert await running.redis.dbsize() == before
+
+
+async def test_requests_of_several_tenants_that_are_settled_together_each_count_once(running: Running) -> None:
+    """Also where one question names a job twice, with more tokens the second time."""
+    stub, store = running.policy.stub, UsageStore(running.redis, timeout_s=5)
+    more = generation_pb2.Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=8)
+    asked = [ended(f"many-{i}", f"together-{i % 3}") for i in range(30)]
+    asked += [ended("many-0", "together-0", usage=more), ended("bad", "together-1", outcome="?")]
+    for _ in range(2):
+        response = await stub.SettleMany(policy_pb2.SettleManyRequest(requests=asked))
+        assert [each.HasField("settled") for each in response.answers] == [True] * 31 + [False]
+    assert (await store.usage("together-0"))["completion_tokens"] == 53
+    for tenant in ("together-1", "together-2"):
+        usage = await store.usage(tenant)
+        assert (usage["requests"], usage["completion_tokens"]) == (10, 50)

@@ -329,26 +329,37 @@ function operations.renew(given)
   return {}
 end
 
--- {subjects, rules, job, tokens, is_void, is_partial, remember_s}: the tokens that a job used in the end, or so far.
--- A partial one leaves the reservation as it is.
-function operations.settle(given)
-  local key = prefix .. 'job:' .. given.job
+-- The tokens that a job used in the end, or so far. A partial one leaves the reservation as it is.
+local function settle(job, rules_for, remember_s)
+  local key = prefix .. 'job:' .. job.job
   local row = redis.call('HMGET', key, 'held', 'used', 'charged')
-  local tokens = math.max(given.tokens, tonumber(row[2] or 0) or 0)
-  if row[1] and given.is_partial then
+  local tokens = math.max(job.tokens, tonumber(row[2] or 0) or 0)
+  if row[1] and job.is_partial then
     redis.call('HSET', key, 'used', tokens)
-  elseif row[1] and given.is_void then
-    release(given.job, row[1], 0, true)
+  elseif row[1] and job.is_void then
+    release(job.job, row[1], 0, true)
   elseif row[1] then
-    release(given.job, row[1], tokens, false)
-    remember(given.job, tokens, given.remember_s)
-  elseif not given.is_void then
-    local rules = rules_of(given.subjects, given.rules)
-    if #rules == 0 then return {} end
+    release(job.job, row[1], tokens, false)
+    remember(job.job, tokens, remember_s)
+  elseif not job.is_void then
+    local rules = rules_for(job.subjects)
+    if #rules == 0 then return end
     local before = tonumber(row[3] or 0) or 0
     if tokens > before then charge(rules, tokens - before) end
-    remember(given.job, math.max(before, tokens), given.remember_s)
+    remember(job.job, math.max(before, tokens), remember_s)
   end
+end
+
+-- {jobs: {subjects, job, tokens, is_void, is_partial}, rules, remember_s}: each job, in their order.
+function operations.settle(given)
+  -- Rules alone are read once: what is given back changes windows.
+  local found = {}
+  local function rules_for(subjects)
+    local name = table.concat(subjects, ' ')
+    found[name] = found[name] or read_rules(subjects, given.rules)
+    return found[name]
+  end
+  for _, job in ipairs(given.jobs) do settle(job, rules_for, given.remember_s) end
   return {}
 end
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SCRIPT = (Path(__file__).parent / "limiter.lua").read_text()
 _PREFIX = "inferflux:{limits}:"
 _KEYS = (_PREFIX, f"{_PREFIX}{WHOLE_SLOT}")
-# Requests that one run of the script counts: Redis does nothing else meanwhile.
-_ADMITS = 64
+# Requests that one run of the script counts, or settles: Redis does nothing else meanwhile.
+_AT_ONCE = 64
 
 State = policy_pb2.RateLimitState
 ClockMs = Callable[[], int]
@@ -103,7 +103,8 @@ class Limiter:
         self._remember_s = remember_s
         self._rules = rules
         self._clock_ms = clock_ms
-        self._admits = Together(self._admit_all, most=_ADMITS)
+        self._admits = Together(self._admit_all, most=_AT_ONCE)
+        self._settles = Together(self._settle_all, most=_AT_ONCE)
 
     async def admit(self, subjects: Sequence[str]) -> Counted:
         """Count a request of each subject. Requests that come at the same time share a round trip; each is
@@ -157,23 +158,26 @@ class Limiter:
         is_partial: bool = False,
     ) -> None:
         """Charge the tokens that a job used in the end, or so far, and end its reservation. What was charged
-        before counts.
+        before counts. Jobs that are settled at the same time share a round trip, in their order.
 
         Args:
             subjects: whose limits are charged where there is no reservation any more.
             is_void: there was no job: only end the reservation.
             is_partial: it may still run: leave the reservation, which covers the tokens.
         """
-        await self._run(
-            "settle",
-            job=job.name,
-            subjects=subjects,
-            tokens=tokens,
-            is_void=is_void,
-            is_partial=is_partial,
-            remember_s=self._remember_s,
-            **await self._given_rules(subjects),
-        )
+        used = {
+            "job": job.name,
+            "subjects": subjects,
+            "tokens": tokens,
+            "is_void": is_void,
+            "is_partial": is_partial,
+        }
+        await self._settles.answer(used)
+
+    async def _settle_all(self, jobs: Sequence[Mapping[str, Any]]) -> list[None]:
+        given = await self._given_rules(subject for job in jobs for subject in job["subjects"])
+        await self._run("settle", jobs=jobs, remember_s=self._remember_s, **given)
+        return [None for _ in jobs]
 
     async def sweep(self) -> int:
         """Give back what was not renewed in time; how many reservations that were."""
