@@ -120,7 +120,9 @@ async def test_a_wrong_field_is_named_and_nothing_is_counted(
     assert await running.redis.dbsize() == before
 
 
-async def test_requests_of_several_tenants_that_are_settled_together_each_count_once(running: Running) -> None:
+async def test_requests_of_several_tenants_that_are_settled_together_each_count_once(
+    running: Running,
+) -> None:
     """Also where one question names a job twice, with more tokens the second time."""
     stub, store = running.policy.stub, UsageStore(running.redis, timeout_s=5)
     more = generation_pb2.Usage(prompt_tokens=10, cached_prompt_tokens=4, completion_tokens=8)

@@ -37,7 +37,18 @@ def parse_status(data: bytes, subject: str) -> scheduler_pb2.WorkerStatus:
     Raises:
         InvalidArgument: naming the field; it cannot be decoded, or is of another worker than the subject's.
     """
+    return _parse(data, subject, with_requests=True)
+
+
+def parse_without_requests(data: bytes, subject: str) -> scheduler_pb2.WorkerStatus:
+    """The same without the requests that the worker has and had, which are not checked."""
+    return _parse(data, subject, with_requests=False)
+
+
+def _parse(data: bytes, subject: str, *, with_requests: bool) -> scheduler_pb2.WorkerStatus:
     status = checks.decode(scheduler_pb2.WorkerStatus, data)
+    if not with_requests:
+        del status.residents[:], status.finished[:]
     check_status(status)
     if subject != subjects.worker_status(status.worker_id):
         raise InvalidArgument("worker_id is another than the subject's", field="worker_id")
@@ -119,11 +130,14 @@ def check_identity(tenant: str, request_id: str, epoch: int, field: str) -> None
 def check_requests(requests: Sequence[scheduler_pb2.RequestEpoch], field: str) -> None:
     """Raises InvalidArgument when a list of requests is too long, or names one that cannot be."""
     checks.check_count(requests, MAX_REQUESTS, field)
+    # Heartbeats name all that ended within half a minute, of few tenants: this loop is a cost.
     is_safe = subjects.is_safe_token
-    for request in requests:  # heartbeats name all that ended within half a minute: this loop is a cost
+    tenants: set[str] = set()
+    for request in requests:
         tenant, request_id, epoch = request.tenant, request.request_id, request.epoch
-        if epoch > MAX_EPOCH or not (is_safe(tenant) and is_safe(request_id)):
+        if epoch > MAX_EPOCH or not is_safe(request_id) or not (tenant in tenants or is_safe(tenant)):
             check_identity(tenant, request_id, epoch, field)
+        tenants.add(tenant)
 
 
 def _check_resident(request: scheduler_pb2.ResidentRequest) -> None:

@@ -13,7 +13,7 @@ from inferflux.common import adapters, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable, from_code
-from inferflux.common.heartbeats import parse_status
+from inferflux.common.heartbeats import parse_without_requests
 from inferflux.common.hosts import chosen_digest, worker_ids
 from inferflux.common.hosts import parse_status as parse_host
 from inferflux.common.known_workers import KnownWorkers
@@ -215,7 +215,7 @@ class ModelRegistry:
         self.table = ModelTable()
         self.hosts = HostDirectory()
         self._known = KnownWorkers(self.table.forget)
-        self._statuses = Repeats(parse_status)
+        self._statuses = Repeats(parse_without_requests)
         self._host_statuses = Repeats(parse_host)
         self._bus = bus
         self._bad = bad

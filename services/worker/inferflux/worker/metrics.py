@@ -200,9 +200,13 @@ class TierMetrics:
         self._hits = worker.tier_hits.labels(model, tier)
         self._evictions = worker.tier_evictions.labels(model, tier)
         self._restore_time = worker.tier_restore_time.labels(model, tier)
+        self._seen = engine_pb2.TierStats()
 
     def observe(self, stats: engine_pb2.TierStats) -> None:
         """Take over the figures of one report."""
+        if stats == self._seen and not (stats.hits or stats.evictions or stats.restore_us):
+            return
+        self._seen = stats
         self._bytes.set(stats.bytes)
         self._states.set(stats.states)
         self._hits.inc(stats.hits)
@@ -220,6 +224,7 @@ class ModelMetrics:
 
     def __init__(self, worker: WorkerMetrics, model: str) -> None:
         self.kv_cells = 0
+        self._seen = engine_pb2.StepStats()
         self._gauges = [(field, gauge.labels(model)) for field, gauge in worker.gauges.items()]
         self._counters = [(field, counter.labels(model)) for field, counter in worker.counters.items()]
         self._kv_usage = worker.kv_usage.labels(model)
@@ -250,12 +255,16 @@ class ModelMetrics:
 
     def observe(self, stats: engine_pb2.StepStats) -> None:
         """Take over the figures of one report."""
+        seen, self._seen = self._seen, stats
+        # Most of them seldom change, and setting one takes longer than comparing it.
         for field, gauge in self._gauges:
-            gauge.set(getattr(stats, field))
+            if (value := getattr(stats, field)) != getattr(seen, field):
+                gauge.set(value)
         for field, counter in self._counters:
             if count := getattr(stats, field):
                 counter.inc(count)
-        self._parked.set(stats.parked - stats.swapped)
+        if (stats.parked, stats.swapped) != (seen.parked, seen.swapped):
+            self._parked.set(stats.parked - stats.swapped)
         self._host.observe(stats.host)
         self._disk.observe(stats.disk)
         width = stats.kv_cells_width

@@ -249,7 +249,10 @@ class WorkerSlots:
         self._take_status(status)
         reports = {RequestKey(r.tenant, r.request_id): r for r in status.residents}
         found = Reconciled()
-        found.ended = [(RequestKey(e.tenant, e.request_id), e.epoch) for e in status.finished]
+        if self.assignments:  # no other request can end here, and the list is long
+            own = {key.request_id for key in self.assignments}
+            ended = (e for e in status.finished if e.request_id in own)
+            found.ended = [(RequestKey(e.tenant, e.request_id), e.epoch) for e in ended]
         gone = set(found.ended)
         for assignment in self.assignments.values():
             if (assignment.key, assignment.epoch) in gone:
