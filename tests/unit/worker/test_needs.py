@@ -37,6 +37,7 @@ def test_the_tiny_model_is_what_it_was_written_as() -> None:
     assert found.parameters == sum(tensor.values.size for tensor in file.tensors.values())
     assert (found.quantization, found.vocabulary_size) == ("F32", len(TOKENS))
     assert (found.has_chat_template, found.n_experts, found.n_active_experts) == (True, 0, 0)
+    assert not found.is_moe
     # Keys and values of two bytes, of one layer.
     assert found.kv_bytes_per_token(USUAL) == 2 * 2 * DIM
     assert found.kv_bytes_per_token(KvTypes("q8_0", "f16")) == 34 + 2 * DIM
@@ -44,7 +45,7 @@ def test_the_tiny_model_is_what_it_was_written_as() -> None:
 
 def test_experts_are_read_under_the_names_of_the_architecture() -> None:
     found = facts(tiny_model().having({"llama.expert_count": u32(8), "llama.expert_used_count": u32(2)}))
-    assert (found.n_experts, found.n_active_experts) == (8, 2)
+    assert (found.is_moe, found.n_experts, found.n_active_experts) == (True, 8, 2)
     assert facts(tiny_model().having({"other.expert_count": u32(8)})).n_experts == 0
 
 

@@ -126,6 +126,7 @@ class ModelCard(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     CAN_CONSTRAIN_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    IS_MOE_FIELD_NUMBER: _builtins.int
     N_EXPERTS_FIELD_NUMBER: _builtins.int
     N_ACTIVE_EXPERTS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
@@ -151,8 +152,10 @@ class ModelCard(_message.Message):
     """Whether answers can be constrained: see StructuredConstraint."""
     quantization: _builtins.str
     """What most of its weights are kept in, by llama.cpp's names, such as Q4_K; empty where that is not known."""
+    is_moe: _builtins.bool
+    """Whether it is a mixture of experts."""
     n_experts: _builtins.int
-    """A mixture of experts has more than one; those that a token uses."""
+    """0 where it is none; those that a token uses."""
     n_active_experts: _builtins.int
     kv_bytes_per_token: _builtins.int
     """Memory that keys and values of one token take; 0 where a sequence has a state instead, or that is not known."""
@@ -189,6 +192,7 @@ class ModelCard(_message.Message):
         has_chat_template: _builtins.bool = ...,
         can_constrain: _builtins.bool = ...,
         quantization: _builtins.str = ...,
+        is_moe: _builtins.bool = ...,
         n_experts: _builtins.int = ...,
         n_active_experts: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
@@ -203,7 +207,7 @@ class ModelCard(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
     _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015

@@ -100,7 +100,7 @@ class GatewayMetrics:
         by = "split" if is_split else "default" if not asked else "name" if is_name else "alias"
         # Only what the configuration names: labels have to stay bounded.
         self.routes.labels(card.name, by, adapter, asked if is_split else "").inc()
-        if card.n_experts > 1:
+        if card.is_moe:
             self.moe_requests.labels(card.name).inc()
 
     def of(self, model: str) -> ModelMetrics:

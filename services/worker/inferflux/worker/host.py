@@ -565,6 +565,7 @@ def _card(wish: Wish, file: ModelFile, types: KvTypes, *, context_length: int) -
         can_constrain=not embeds(role),
         can_call_tools=facts.can_call_tools and not embeds(role),
         quantization=facts.quantization,
+        is_moe=facts.is_moe,
         n_experts=facts.n_experts,
         n_active_experts=facts.n_active_experts,
         kv_bytes_per_token=0 if embeds(role) else facts.kv_bytes_per_token(types),

@@ -109,6 +109,11 @@ class ModelFacts:
         return keys + types.value_type.bytes_of(heads * self.value_length)
 
     @property
+    def is_moe(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return self.n_experts > 1
+
+    @property
     def role(self) -> model_pb2.ModelRole.ValueType:
         """What the file is made for: one that says how it pools is made for vectors, or for ranking."""
         if self.pooling == _RANK:

@@ -154,6 +154,7 @@ class ModelHost:
             architecture=file.architecture,
             size_bytes=file.size_bytes,
             quantization=file.facts.quantization,
+            is_moe=file.facts.is_moe,
             n_experts=file.facts.n_experts,
             n_active_experts=file.facts.n_active_experts,
             role=options.engine.role,

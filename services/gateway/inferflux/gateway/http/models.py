@@ -70,6 +70,7 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "size_bytes": card.size_bytes,
         "quantization": card.quantization,
         "kv_bytes_per_token": card.kv_bytes_per_token,
+        "is_moe": card.is_moe,
         "n_experts": card.n_experts,
         "n_active_experts": card.n_active_experts,
         "has_chat_template": card.has_chat_template,
