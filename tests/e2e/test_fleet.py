@@ -59,6 +59,11 @@ async def test_faults_of_single_hosts_are_not_seen_by_clients() -> None:
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
+async def test_clocks_that_differ_by_minutes_move_no_deadline() -> None:
+    await fleet("clocks", "--seconds", "15")
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
 async def test_random_faults_over_a_poor_network_lose_nothing() -> None:
     await fleet("chaos", "--seconds", "25", "--seed", "1")
 

@@ -14,8 +14,9 @@ from typing import Protocol
 import pytest
 
 from inferflux.common import attempts, subjects
-from inferflux.common.bus import Bus, Job, JobConsumer, Message, StreamLimits
+from inferflux.common.bus import Bus, Job, JobConsumer, Message, StreamLimits, jetstream
 from inferflux.common.bus.key_value import Entry, KeyValueBucket
+from inferflux.common.bus.link import Link
 from inferflux.common.errors import (
     DeadlineExceeded,
     Internal,
@@ -361,6 +362,23 @@ class BusContract:
         await own_bus.flush()
         # Nothing tells any more whose it was.
         assert await own_bus.enqueue(JOBS, b"", msg_id="a", attempt=again) == ""
+
+    async def test_a_job_is_known_again_though_it_cannot_be_read_at_first(
+        self, own_bus: Bus, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As while servers of a cluster elect."""
+        read, failures = jetstream.read_headers, [Unavailable("no", reason="NO_RESPONDERS")]
+
+        async def read_at_last(link: Link, stream: str, sequence: int) -> dict[str, str] | None:
+            if failures:
+                raise failures.pop()
+            return await read(link, stream, sequence)
+
+        monkeypatch.setattr(jetstream, "read_headers", read_at_last)
+        first, again = (attempts.new(caller="key", idempotency_key="a call") for _ in range(2))
+        assert await own_bus.enqueue(JOBS, b"", msg_id="a", attempt=first) == first
+        assert await own_bus.enqueue(JOBS, b"", msg_id="a", attempt=again) == first
+        assert not failures
 
     async def test_an_id_refused_by_a_full_queue_may_be_used_again(self, own_bus: Bus) -> None:
         await own_bus.ensure_streams(StreamLimits(queue_limit=1))

@@ -10,7 +10,7 @@ from typing import Any
 from inferflux.common import attempts, subjects
 from inferflux.common.bus import jetstream
 from inferflux.common.bus.link import ELECTING, STORE_UNAVAILABLE, ApiError, Link
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, ResourceExhausted, Unavailable
+from inferflux.common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 
 _ATTEMPT = "Inferflux-Attempt"
 _ANSWER_TIMEOUT_S = 1.5
@@ -52,7 +52,9 @@ async def enqueue(
     """
     attempt = attempt or attempts.new()
     all_headers = {**(headers or {}), jetstream.MESSAGE_ID: msg_id, _ATTEMPT: attempt}
-    is_unknown = False
+    # Whether a message of ours went without an answer; whether the queue may have one under the id, which may
+    # be ours too, sent before, until it is read whose it is.
+    is_unknown = is_doubtful = False
     last = "not connected to NATS"
     try:
         async with asyncio.timeout(_TOTAL_TIMEOUT_S):
@@ -60,24 +62,29 @@ async def enqueue(
                 async with asyncio.timeout(_CONNECTED_TIMEOUT_S):
                     await until_connected()
                 if write_problem():
-                    raise _unknown(last) if is_unknown else not_writing()
+                    raise _unknown(last) if is_unknown or is_doubtful else not_writing()
                 try:
                     answer = await _publish(link, subject, payload, all_headers)
                 except DeadlineExceeded as error:
                     is_unknown, last = True, error.message
                 except Unavailable as error:
                     if error.reason == STORE_UNAVAILABLE:
-                        raise _unknown(last) if is_unknown else error from None
+                        raise _unknown(last) if is_unknown or is_doubtful else error from None
                     # JetStream is not up yet, or the stream is being made anew after a restart.
                     last = error.message
-                    is_unknown |= error.reason == ELECTING
+                    is_doubtful |= error.reason == ELECTING
                     await asyncio.sleep(_RETRY_WAIT_S)
                 else:
                     if not answer.get("duplicate"):
                         return attempt
-                    return await _stored_as(link, answer["seq"], attempt, is_unknown=is_unknown)
+                    is_doubtful = True
+                    try:
+                        return await _stored_as(link, answer["seq"], attempt, is_unknown=is_unknown)
+                    except (DeadlineExceeded, Unavailable) as error:
+                        last = error.message
+                        await asyncio.sleep(_RETRY_WAIT_S)
     except TimeoutError:
-        if is_unknown:
+        if is_unknown or is_doubtful:
             raise _unknown(last) from None
         raise Unavailable(f"the job could not be queued: {last}", reason="QUEUE_UNAVAILABLE") from None
 
@@ -111,10 +118,7 @@ async def _stored_as(link: Link, sequence: int, attempt: str, *, is_unknown: boo
 
     One that is gone was taken up and finished: it was this one if this one may have been stored.
     """
-    try:
-        headers = await jetstream.read_headers(link, subjects.JOBS_STREAM, sequence)
-    except InferFluxError as error:
-        raise _unknown(error.message) from None
+    headers = await jetstream.read_headers(link, subjects.JOBS_STREAM, sequence)
     if headers is None:
         return attempt if is_unknown else ""
     stored = headers.get(_ATTEMPT, "")
