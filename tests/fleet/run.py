@@ -338,7 +338,9 @@ async def run(
             await running.run(cases)
     except (FleetError, OSError) as error:
         # Where time was up, the last word says what it was up for.
-        report.breach("the fleet", f"{error or type(error).__name__}; the last that happened: {report.last}")
+        report.breach(
+            "the fleet", f"{str(error) or type(error).__name__}; the last that happened: {report.last}"
+        )
     finally:
         clock.cancel()
     if output is not None:

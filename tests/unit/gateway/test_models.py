@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
+import pytest
+
 from inferflux.common import subjects
+from inferflux.common.bus.memory import MemoryNats
+from inferflux.common.errors import NotFound, Unavailable
 from inferflux.common.known_workers import MAX_WORKERS
 from inferflux.gateway.hosts import LIVE_S
 from inferflux.gateway.models import REMEMBERED_S, ModelRegistry, ModelTable
@@ -166,3 +171,45 @@ def test_a_card_that_was_found_holds_while_no_worker_changes() -> None:
     left = table.card("a", 0.5 + LIVE_S + 0.1)
     assert left is not None
     assert left.digest == found.digest
+
+
+async def test_after_a_reconnect_workers_have_time_for_a_heartbeat_before_streams_are_there() -> None:
+    nats, now_s = MemoryNats(), 0.0
+    bus, worker = await nats.connect(), await nats.connect()
+
+    async def never() -> None:
+        """As where the servers elect, and streams are not there yet."""
+        await asyncio.Event().wait()
+
+    bus.on_reconnect(never)
+    bad = SimpleNamespace()
+    registry = ModelRegistry(bus, bad, clock=lambda: now_s)  # type: ignore[arg-type]
+    await registry.start()
+    heartbeat = beat("w1", "a", digest="d" * 64)
+    heartbeat.incarnation = "i"
+    await worker.publish(subjects.worker_status("w1"), heartbeat.SerializeToString())
+    assert (await registry.card("a")).name == "a"
+    nats.stop()
+    now_s = 100.0
+    nats.start()
+    asked = asyncio.create_task(registry.card("a"))
+    await asyncio.sleep(0)
+    await worker.publish(subjects.worker_status("w1"), heartbeat.SerializeToString())
+    async with asyncio.timeout(10):
+        assert (await asked).name == "a"
+    for each in (bus, worker):
+        await each.close()
+
+
+async def test_a_gateway_that_knows_no_model_at_all_does_not_say_that_there_is_none() -> None:
+    bus, now_s = await MemoryNats().connect(), 0.0
+    registry = ModelRegistry(bus, SimpleNamespace(), clock=lambda: now_s)  # type: ignore[arg-type]
+    await registry.start()
+    now_s = 60.0
+    with pytest.raises(Unavailable) as caught:
+        await registry.card("a")
+    assert (caught.value.reason, caught.value.retry_delay_s) == ("NO_MODELS", 1.0)
+    registry.table.note(beat("w1", "b"), now_s)
+    with pytest.raises(NotFound):
+        await registry.card("a")
+    await bus.close()

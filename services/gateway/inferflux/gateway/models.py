@@ -232,8 +232,9 @@ class ModelRegistry:
             (subjects.WORKER_STATUS_ALL, self._on_status),
         ):
             self._subscriptions.append(await self._bus.serve(subject, handler))
-        await self._restart_listening()
-        self._bus.on_reconnect(self._restart_listening)
+        self._restart_listening()
+        # Streams may take long to be there again, and heartbeats need none.
+        self._bus.on_connect(self._restart_listening)
 
     async def close(self) -> None:
         for subscription in self._subscriptions:
@@ -308,7 +309,8 @@ class ModelRegistry:
 
         Raises:
             NotFound: no worker and no host has ever named it.
-            Unavailable: no worker for it is there now (NO_WORKER), or NATS is away (NATS_UNAVAILABLE).
+            Unavailable: no worker for it is there now (NO_WORKER), none has told of any model (NO_MODELS), or
+                NATS is away (NATS_UNAVAILABLE).
         """
         until = self._listening_since + HEARTBEAT_S + _MARGIN_S
         while (card := self._card(name)) is None:
@@ -425,6 +427,10 @@ class ModelRegistry:
         return hosted
 
     def _why_not(self, name: str) -> NotFound | Unavailable:
+        if not self.table.digests() and not self.hosts.names(self._clock()):
+            # A gateway that has just begun, on a poor network: the model may well be there.
+            message = "no worker has told this gateway of its models yet"
+            return Unavailable(message, reason="NO_MODELS", retry_delay_s=1.0)
         if self.table.get(name, self._clock()) is None:
             message = (
                 f"there is no model {name[:200]!r}: ListModels, or GET /v1/models, tells which there are"
@@ -440,7 +446,7 @@ class ModelRegistry:
             message = f"the gateway does not know which models are served: {error.message}"
             raise Unavailable(message, reason=error.reason, retry_delay_s=2.0) from None
 
-    async def _restart_listening(self) -> None:
+    def _restart_listening(self) -> None:
         self._listening_since = self._clock()
 
     async def _on_host(self, message: Message) -> None:
