@@ -48,6 +48,7 @@ class Resident:
     trace_id: str = ""
     reported: engine_pb2.EngineResidence = field(default_factory=engine_pb2.EngineResidence)
     chunks: list[bytes] = field(default_factory=list)
+    _identity: scheduler_pb2.RequestEpoch | None = field(default=None, repr=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -76,7 +77,14 @@ class Resident:
         return news.residence != scheduler_pb2.RESIDENCE_RUNNING
 
     def identity(self) -> scheduler_pb2.RequestEpoch:
-        return scheduler_pb2.RequestEpoch(request_id=self.request_id, epoch=self.epoch, tenant=self.tenant)
+        """Which request it is, for messages that copy it."""
+        if (
+            self._identity is None
+        ):  # made once: each heartbeat of half a minute names a request that has ended
+            self._identity = scheduler_pb2.RequestEpoch(
+                request_id=self.request_id, epoch=self.epoch, tenant=self.tenant
+            )
+        return self._identity
 
     def to_message(self) -> scheduler_pb2.ResidentRequest:
         return scheduler_pb2.ResidentRequest(
