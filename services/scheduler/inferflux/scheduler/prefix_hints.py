@@ -82,13 +82,18 @@ class PrefixHints:
 
     async def look_up(self, requests: Sequence[scheduler_pb2.InferenceRequest]) -> list[Hints]:
         """The hints for each request: of its prompt, and on a retry of what was generated before."""
-        asked = [(at, request) for at, request in enumerate(requests) if self._can_change(request)]
+        holders: dict[str, Mapping[str, list[Holder]]] = {}
+        asked = [
+            (at, request)
+            for at, request in enumerate(requests)
+            if self._can_change(request) and self._holders(request.model, holders)
+        ]
         hints = [_NONE] * len(requests)
         if not self._is_up or (self._late is not None and not self._late.done()):
             self._metrics.count_lookups("skipped", len(asked))
         elif asked:
             began_s = monotonic()
-            found = await self._within_limit([request for _, request in asked])
+            found = await self._within_limit([request for _, request in asked], holders)
             self._metrics.lookup_time.observe(monotonic() - began_s)
             for (at, _), each in zip(asked, found, strict=False):
                 hints[at] = each
@@ -99,9 +104,13 @@ class PrefixHints:
         n_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
         return n_tokens >= self._block_tokens and self._is_wanted(request)
 
-    async def _within_limit(self, requests: Sequence[scheduler_pb2.InferenceRequest]) -> list[Hints]:
+    async def _within_limit(
+        self,
+        requests: Sequence[scheduler_pb2.InferenceRequest],
+        holders: Mapping[str, Mapping[str, list[Holder]]],
+    ) -> list[Hints]:
         """What is found in time. A lookup that takes longer is left to end: while it lasts, none begins."""
-        lookup = asyncio.create_task(self._find(requests))
+        lookup = asyncio.create_task(self._find(requests, holders))
         lookup.add_done_callback(_retrieve)
         try:
             await asyncio.wait({lookup}, timeout=self._limit_s)
@@ -123,14 +132,18 @@ class PrefixHints:
             self._metrics.count_lookups("hit" if each else "miss")
         return found
 
-    async def _find(self, requests: Sequence[scheduler_pb2.InferenceRequest]) -> list[Hints]:
+    async def _find(
+        self,
+        requests: Sequence[scheduler_pb2.InferenceRequest],
+        holders: Mapping[str, Mapping[str, list[Holder]]],
+    ) -> list[Hints]:
         asked: list[tuple[list[Holder], list[bytes]]] = []
         asked_for: list[int] = []
         for at, request in enumerate(requests):
             tokens = packed(request.prompt_token_ids) + packed(request.generated_token_ids)
             scope = cache_scope_of(request)
-            for digest, holders in self._holders(request.model).items():
-                asked.append((holders, self._hasher(digest).of(tokens, scope)))
+            for digest, workers in holders[request.model].items():
+                asked.append((workers, self._hasher(digest).of(tokens, scope)))
                 asked_for.append(at)
         hints: list[dict[str, int]] = [{} for _ in requests]
         for at, matches in zip(asked_for, await self._index.longest(asked), strict=True):
@@ -141,9 +154,19 @@ class PrefixHints:
             }
         return list(hints)
 
-    def _holders(self, model: str) -> Mapping[str, list[Holder]]:
-        """By digest: a model's name may stand for another file on some workers."""
+    def _holders(
+        self, model: str, known: dict[str, Mapping[str, list[Holder]]]
+    ) -> Mapping[str, list[Holder]]:
+        """By digest: a model's name may stand for another file on some workers. Empty where no worker shares
+        prefixes.
+
+        Args:
+            known: of this lookup, by model: there may be hundreds of workers.
+        """
+        if (found := known.get(model)) is not None:
+            return found
         holders: dict[str, list[Holder]] = defaultdict(list)
+        known[model] = holders
         for worker in self._workers_of(model):
             digest = worker.digests.get(model)
             if digest is not None and worker.shares_prefixes:
