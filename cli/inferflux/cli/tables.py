@@ -165,15 +165,17 @@ def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     return Group(services, "", *lines, *partitions, "", _workers(scheduler.workers), *hosts, *more)
 
 
-def _rest(status: cluster_pb2.GetStatusResponse) -> list[str]:
+def _rest(status: cluster_pb2.GetStatusResponse, *, has_hosts: bool = True) -> list[str]:
     """What of the workers and hosts is not shown; nothing where all of them are."""
     if not status.next_page_token:
         return []
     counts = (
         ("workers", len(status.scheduler.workers), status.scheduler.worker_totals.workers),
-        ("hosts", len(status.hosts), status.host_count),
+        ("hosts", len(status.hosts), status.host_count if has_hosts else 0),
     )
     shown = [f"{n:,} of {total:,} {name}" for name, n, total in counts if n < total]
+    if not shown:
+        return []
     return ["", f"[yellow]{' and '.join(shown)} shown[/] [dim](--all shows the others)[/]"]
 
 
@@ -295,7 +297,7 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         for worker in workers
         if worker.prefix_sharing_reason
     ]
-    return Group(_cells(workers), "", _found(workers), *reasons, "", _tiers(workers), *_rest(status))
+    return Group(_cells(workers), "", _found(workers), *reasons, "", _tiers(workers), *_rest(status, has_hosts=False))
 
 
 def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:

@@ -140,6 +140,8 @@ def test_the_first_page_of_a_status_has_totals_and_says_how_to_see_the_rest() ->
     text = shown(status_view(status))
     assert "1,200 workers: ready 1,198, draining 2 · 4,800 slots" in text
     assert "1 of 1,200 workers shown (--all shows the others)" in text
+    status.host_count = 2
+    assert "1 of 1,200 workers and 1 of 2 hosts shown" in shown(status_view(status))
     assert "1 of 1,200 workers shown" in shown(cache_view(status))
     status.next_page_token = ""
     assert "--all" not in shown(status_view(status))
