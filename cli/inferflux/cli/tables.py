@@ -297,7 +297,9 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
         for worker in workers
         if worker.prefix_sharing_reason
     ]
-    return Group(_cells(workers), "", _found(workers), *reasons, "", _tiers(workers), *_rest(status, has_hosts=False))
+    return Group(
+        _cells(workers), "", _found(workers), *reasons, "", _tiers(workers), *_rest(status, has_hosts=False)
+    )
 
 
 def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
