@@ -1,4 +1,4 @@
-"""The pages of a status are the status, whoever leads which of the workers."""
+"""The pages of a status are the status, whichever scheduler leads which of the workers."""
 
 from __future__ import annotations
 
