@@ -121,6 +121,15 @@ async def test_a_tokenizer_that_cannot_be_stored_leaves_the_others_be() -> None:
     assert offers.taken == ["of a", "of c"]
 
 
+async def test_a_worker_that_starts_waits_for_servers_that_elect() -> None:
+    offers = Offers()
+    offers.refused.add("of a")
+    asyncio.get_running_loop().call_later(0.1, offers.refused.clear)
+    worker: Any = SimpleNamespace(host=host(offers))
+    known = await Worker._know(worker, Wish("a"), FILE)
+    assert (known.name, offers.taken) == ("a", ["of a"])
+
+
 async def test_a_model_whose_place_on_the_bus_is_refused_has_failed_and_says_why() -> None:
     models = host(Offers())
     known = await models.know(Wish("a"), FILE)

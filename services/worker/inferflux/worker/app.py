@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from inferflux.common import logs, store
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
 from inferflux.common.free_memory import free_bytes
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
@@ -17,7 +18,7 @@ from inferflux.common.tasks import cancel_all
 from inferflux.common.terms import SeenTerms
 from inferflux.common.tracing import OFF, open_tracer
 
-from .catalog import Catalog, Wish
+from .catalog import Catalog, Known, Wish
 from .emit import Emitter
 from .engine_process import SpareEngine
 from .host import Host
@@ -34,6 +35,8 @@ from .witness import Witness
 from .worker_state import WorkerState
 
 _MODEL_PATH = "INFERFLUX_WORKER_MODEL_PATH"
+# How long a worker that starts waits for NATS to take its tokenizers.
+_ELECTION_LIMIT_S, _ELECTION_PAUSE_S = 60.0, 0.5
 _MMPROJ_PATH = "INFERFLUX_WORKER_MMPROJ_PATH"
 
 log = logs.get("worker")
@@ -118,7 +121,7 @@ class Worker:
         }
         try:
             for file, wish in self._wished:
-                known = await self.host.know(wish, file)
+                known = await self._know(wish, file)
                 if wish.is_own:
                     await self.host.load(known.name, must_fit=False)
                     own.add(asyncio.create_task(self._until_unusable(known.name)))
@@ -140,6 +143,18 @@ class Worker:
             await self._store.jobs.close()
             await self.host.close()
             await cancel_all(own)
+
+    async def _know(self, wish: Wish, file: ModelFile) -> Known:
+        """As `Host.know`. Waits for servers of NATS that elect: they do where one has just been lost."""
+        until_s = time.monotonic() + _ELECTION_LIMIT_S
+        while True:
+            try:
+                return await self.host.know(wish, file)
+            except (Unavailable, DeadlineExceeded) as error:
+                if time.monotonic() > until_s:
+                    raise
+                log.warning("a tokenizer cannot be stored yet", model=wish.name, reason=error.reason)
+                await asyncio.sleep(_ELECTION_PAUSE_S)
 
     async def _load_first(self, name: str) -> None:
         """Raises InvalidArgument where a model that is to be there from the start has no room."""
