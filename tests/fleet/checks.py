@@ -81,11 +81,20 @@ def is_settled(history: History) -> bool:
 
 
 def _may_be_lost(history: History) -> list[Served]:
+    windows = [(_unsettled_since_s(history, at), at) for at in history.losses_s]
     return [
         each
         for each in history.served
-        if each.is_whole and any(0 <= at - each.ended_s <= _SETTLING_S for at in history.losses_s)
+        if each.is_whole and any(since <= each.ended_s <= at for since, at in windows)
     ]
+
+
+def _unsettled_since_s(history: History, lost_s: float) -> float:
+    """The earliest end of a request that may not have been settled at a loss. While Redis is away,
+    settlements wait at their gateways.
+    """
+    began = [begin for begin, end in history.away_s if begin <= lost_s <= end]
+    return min([lost_s, *began]) - _SETTLING_S
 
 
 def longest_gap_s(served: Iterable[Served], since_s: float) -> float:

@@ -85,6 +85,10 @@ async def inflict(fault: Fault, fleet: Fleet, watch: Watch) -> None:
     name = f"{fault.verb.value} {'+'.join(hosts)}"
     if fault.verb in (Verb.KILLED, Verb.CUT, Verb.MUTE, Verb.STOPPED) and _may_lose_settlements(hosts):
         watch.history.losses_s.append(time.monotonic())
+    if any(host in REDIS for host in hosts):
+        now_s = time.monotonic()
+        until_s = now_s + fault.lasts_s + _RECOVERY_S + _SETTLES_AGAIN_S
+        watch.history.away_s.append((now_s, until_s))
     match fault.verb:
         case Verb.KILLED:
             for host in hosts:
@@ -128,6 +132,8 @@ _MEAN_GAP_S, _LONGEST_GAP_S = 4.0, 10.0
 _SHORTEST_S, _LONGEST_S = 1.0, 8.0
 # Between the end of one fault and the next of the same kind of host: what elects, elects again.
 _RECOVERY_S = 8.0
+# The longest pause of a gateway between two tries to settle a request.
+_SETTLES_AGAIN_S = 30.0
 _WEIGHTS = {
     Verb.KILLED: 3,
     Verb.STOPPED: 2,

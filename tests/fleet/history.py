@@ -91,6 +91,8 @@ class History:
     dispatches: list[Dispatch] = field(default_factory=list)
     # When something was lost that may take settlements with it: a gateway, or the primary of Redis.
     losses_s: list[float] = field(default_factory=list)
+    # From when to when settlements may have waited at gateways, as the primary of Redis was away.
+    away_s: list[tuple[float, float]] = field(default_factory=list)
     counted_before: dict[str, int] = field(default_factory=dict)
     counted_after: dict[str, int] = field(default_factory=dict)
     underway: dict[str, Served] = field(default_factory=dict)

@@ -137,19 +137,23 @@ class Fleet:
         Raises:
             FleetError: one has ended, or time is up; with the end of its log.
         """
-        left = [process for host in hosts for process in self.processes[host]]
+        left = [(host, process) for host in hosts for process in self.processes[host]]
         deadline_s = time.monotonic() + limit_s
         why = ""
         while left:
-            for process in list(left):
+            for host, process in list(left):
+                if host in self.down:  # killed once more
+                    left.remove((host, process))
+                    continue
                 if not process.is_running:
                     raise FleetError(f"{process.name} ended: {' | '.join(process.last_lines(_TAIL_LINES))}")
                 is_ready, why = await readiness.ask(process.spec)
                 if is_ready:
-                    left.remove(process)
+                    left.remove((host, process))
             if left and time.monotonic() > deadline_s:
-                tail = " | ".join(left[0].last_lines(_TAIL_LINES))
-                raise FleetError(f"{left[0].name} was not ready within {limit_s:g} s: {why} {tail}")
+                process = left[0][1]
+                tail = " | ".join(process.last_lines(_TAIL_LINES))
+                raise FleetError(f"{process.name} was not ready within {limit_s:g} s: {why} {tail}")
             if left:
                 await asyncio.sleep(_POLL_S)
 

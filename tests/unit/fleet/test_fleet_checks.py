@@ -140,3 +140,12 @@ def test_the_longest_gap_and_wait_count_from_the_fault_on() -> None:
     assert checks.longest_gap_s([whole()], 3.5) == 0.0
     assert checks.longest_wait_s([whole()], 1.5) == 1.0
     assert checks.longest_wait_s([whole()], 2.5) == 0.0
+
+
+@pytest.mark.parametrize(("away_s", "n_found"), [([], 2), ([(5.0, 30.0)], 0), ([(5.0, 19.0)], 2)])
+def test_what_a_gateway_could_not_settle_while_redis_was_away_may_be_lost_with_it(
+    away_s: list[tuple[float, float]], n_found: int
+) -> None:
+    made = history(1, TOKENS, losses_s=[20.0])
+    made.away_s = away_s
+    assert len(checks.settlements(made)) == n_found
