@@ -51,10 +51,23 @@ def list_models(
     as_json: AsJson = False,
     state_dir: StateDirectory = None,
 ) -> None:
-    """List the models that are served, and those that a request would have loaded."""
-    if context.invoked_subcommand is not None:
-        return
+    """List models, have them loaded and unloaded."""
+    if context.invoked_subcommand is None:
+        _list(endpoint, api_key, state_dir, as_json=as_json)
 
+
+@models.command("list")
+def list_by_name(
+    as_json: AsJson = False,
+    endpoint: Endpoint = "",
+    api_key: ApiKey = "",
+    state_dir: StateDirectory = None,
+) -> None:
+    """List the models that are served, and those that a request would have loaded."""
+    _list(endpoint, api_key, state_dir, as_json=as_json)
+
+
+def _list(endpoint: str, api_key: str, state_dir: Path | None, *, as_json: bool) -> None:
     async def run(client: Client) -> None:
         known = await client.models()
         if as_json:

@@ -52,7 +52,7 @@ def test_a_plan_counts_a_projector_and_refuses_one_of_another_model(tmp_path: Pa
         (["no.gguf", "--kv-type", "q9"], "--kv-type: there is no 'q9'"),
         (["no.gguf", "--slots", "5000"], "--slots: must be 1 to"),
         ([__file__], "not a GGUF file"),
-        ([str(DEMO_MODEL), "--mmproj", "no.gguf"], "--mmproj: no.gguf: [Errno 2] No such file"),
+        ([str(DEMO_MODEL), "--mmproj", "no.gguf"], "--mmproj: no.gguf: No such file"),
         ([str(DEMO_MODEL), "--mmproj", str(DEMO_MODEL)], "it is no projector"),
     ],
 )

@@ -8,7 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.llama.vocab import Vocab
+from inferflux.worker.mmproj_file import read_projection
 from inferflux.worker.model_file import ModelFileError, read_model_file
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
@@ -97,3 +99,13 @@ def test_what_is_no_gguf_says_so(tmp_path: Path) -> None:
         read_model_file(other)
     with pytest.raises(ModelFileError, match="missing"):
         read_model_file(tmp_path / "missing.gguf")
+
+
+def test_an_empty_file_and_a_folder_are_named_as_what_they_are(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.gguf"
+    empty.touch()
+    for path, why in ((empty, "the file is empty"), (tmp_path, "it is a folder")):
+        with pytest.raises(ModelFileError, match=why):
+            read_model_file(path)
+    with pytest.raises(InvalidArgument, match="the file is empty"):
+        read_projection(empty, field="mmproj_path")

@@ -34,7 +34,7 @@ models:
     slots: 3
     kv_cells: 512
   - {path: c.gguf, kv_bytes: 1048576}
-something: else
+x-something: else
 """,
     )
     assert read_models(path) == [
@@ -55,36 +55,42 @@ something: else
     ]
 
 
-@pytest.mark.parametrize("text", ["", "# nothing", "models: []", "else: 1"])
+@pytest.mark.parametrize("text", ["", "# nothing", "models: []", "x-else: 1"])
 def test_a_file_without_models_names_none(tmp_path: Path, text: str) -> None:
     assert read_models(written(tmp_path, text)) == []
 
 
 REFUSED = {
     "no YAML": ("models: [", "is no YAML"),
-    "a bare text": ("models", "valid dictionary"),
-    "a list": ("- path: a", "valid dictionary"),
-    "no list": ("models: {path: a}", "models: Input should be a valid list"),
-    "no path": ("models: [{name: a}]", "models.0.path: Field required"),
-    "a path that no file has": ('models: [{path: "a\\0b"}]', "models.0.path:"),
-    "an empty path": ("models: [{path: ''}]", "models.0.path:"),
-    "an unknown field": ("models: [{path: a}, {path: b, contxt: 1}]", "models.1.contxt: Extra inputs"),
-    "a text for a number": ("models: [{path: a, slots: '3'}]", "models.0.slots:"),
-    "no slots": ("models: [{path: a, slots: 0}]", "models.0.slots:"),
-    "too many slots": ("models: [{path: a, slots: 257}]", "models.0.slots:"),
-    "a context of none": ("models: [{path: a, context: 0}]", "models.0.context:"),
-    "a word for a truth value": ("models: [{path: a, pinned: perhaps}]", "models.0.pinned:"),
-    "a name too long": (f"models: [{{path: a, name: {'n' * 257}}}]", "models.0.name:"),
-    "a name too long in bytes": (f"models: [{{path: a, name: {'ä' * 200}}}]", "models.0.name:"),
-    "both sizes of a cache": ("models: [{path: a, kv_cells: 1, kv_bytes: 1}]", "models.0"),
+    "a bare text": ("models", "must be a mapping"),
+    "a list": ("- path: a", "must be a mapping"),
+    "no list": ("models: {path: a}", "models must be a list"),
+    "no path": ("models: [{name: a}]", "models[0].path must be set"),
+    "a path that no file has": ('models: [{path: "a\\0b"}]', "models[0].path"),
+    "an empty path": ("models: [{path: ''}]", "models[0].path"),
+    "an unknown field": (
+        "models: [{path: a}, {path: b, contxt: 1}]",
+        "models[1].contxt is not known: did you mean context?",
+    ),
+    "a text for a number": ("models: [{path: a, slots: '3'}]", "models[0].slots"),
+    "no slots": ("models: [{path: a, slots: 0}]", "models[0].slots"),
+    "too many slots": ("models: [{path: a, slots: 257}]", "models[0].slots"),
+    "a context of none": ("models: [{path: a, context: 0}]", "models[0].context"),
+    "a word for a truth value": ("models: [{path: a, pinned: perhaps}]", "models[0].pinned"),
+    "a name too long": (f"models: [{{path: a, name: {'n' * 257}}}]", "models[0].name"),
+    "a name too long in bytes": (f"models: [{{path: a, name: {'ä' * 200}}}]", "models[0].name"),
+    "both sizes of a cache": (
+        "models: [{path: a, kv_cells: 1, kv_bytes: 1}]",
+        "models[0]: kv_cells",
+    ),
     "one name twice": ("models: [{path: x/a.gguf}, {path: y/a.gguf}]", "two models are called 'a'"),
     "two defaults": (
         "models: [{path: a, default: true}, {path: b, default: true}]",
         "more than one model is the default",
     ),
-    "too many": (f"models: [{', '.join(f'{{path: a{i}}}' for i in range(MAX_KNOWN + 1))}]", "models:"),
+    "too many": (f"models: [{', '.join(f'{{path: a{i}}}' for i in range(MAX_KNOWN + 1))}]", "models must"),
     "objects of Python": ("models: !!python/object/apply:os.getcwd []", "is no YAML"),
-    "a billion laughs": ("a: &a [x,x]\nb: &b [*a,*a]\nmodels: *b", "models.0:"),
+    "a billion laughs": ("x-a: &a [x,x]\nx-b: &b [*a,*a]\nmodels: *b", "models[0] must be a mapping"),
     "deep nesting": ("models: " + "[" * 5000, "is no YAML"),
 }
 
@@ -160,5 +166,5 @@ models:
 )
 def test_devices_that_cannot_be_are_refused_by_name(tmp_path: Path, line: str) -> None:
     path = written(tmp_path, f"models:\n  - path: a.gguf\n    {line}\n")
-    with pytest.raises(InvalidArgument, match=rf"models\.0\.{line.partition(':')[0]}"):
+    with pytest.raises(InvalidArgument, match=rf"models\[0\]\.{line.partition(':')[0]}"):
         read_models(path)

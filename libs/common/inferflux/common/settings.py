@@ -37,10 +37,10 @@ from inferflux.common import address, subjects
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.stream_limits import AUTO, CHUNK_BYTES, StreamLimits
 from inferflux.common.tls import ServerTls, TlsFiles
+from inferflux.common.validation_words import in_plain_words
 
 S = TypeVar("S", bound="ServiceSettings")
 
-_PYDANTIC_SUBJECT = re.compile(r"^(Input|String|Value|URL) should ")
 _SUITE_PREFIX = "INFERFLUX_"
 # How alike a misspelt name is to the right one, by difflib's ratio.
 _SLIP = 0.85
@@ -441,16 +441,7 @@ def _path(parts: Sequence[str | int]) -> str:
 
 
 def _plain(kind: str, message: str) -> str:
-    """What pydantic says of a value, in the words of one who sets a variable."""
-    if kind == "missing":
-        return "must be set"
-    if kind in ("dict_type", "model_type"):
-        return "must be a JSON object"
-    if kind == "tuple_type":
-        return "must be a JSON list"
-    if kind == "extra_forbidden":
-        return "is not known"
-    return _PYDANTIC_SUBJECT.sub("must ", message.removeprefix("Value error, "))
+    return in_plain_words(kind, message, mapping="a JSON object", sequence="a JSON list")
 
 
 def _without_password(value: str) -> str:

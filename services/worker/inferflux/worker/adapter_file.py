@@ -98,6 +98,8 @@ def read_adapter_file(path: Path, scale: float, model: Path) -> tuple[str, int]:
         if not path.is_file():
             raise AdapterFileError(f"{path}: there is no such file")
         size = path.stat().st_size
+        if not size:
+            raise AdapterFileError(f"{path}: the file is empty")
         of_model = _header_of(model)
         with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as view:
             header = parse_header(view, keep_tensors=True)

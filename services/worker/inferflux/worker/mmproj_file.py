@@ -58,6 +58,8 @@ def read_projection(path: Path, *, field: str, digest: str = "") -> Projection:
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
+            if not size:
+                raise InvalidArgument(f"{path}: the file is empty", field=field)
             length = min(size, MAX_HEADER_BYTES)
             with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as view:
                 header = parse_header(view, keep_tensors=True)
@@ -65,7 +67,9 @@ def read_projection(path: Path, *, field: str, digest: str = "") -> Projection:
                     raise InvalidArgument(f"{path}: it is no projector (mmproj)", field=field)
                 skeleton = skeleton_of(header, view[HEADER.size : header.metadata_end])
             digest = digest or _digest_of(file)
-    except (OSError, ValueError, HeaderError) as error:
+    except OSError as error:
+        raise InvalidArgument(f"{path}: {error.strerror or error}", field=field) from None
+    except (ValueError, HeaderError) as error:
         raise InvalidArgument(f"{path}: {error}", field=field) from None
     takes_audio = header.metadata.get("clip.has_audio_encoder") is True
     takes_images = not takes_audio or header.metadata.get("clip.has_vision_encoder") is True

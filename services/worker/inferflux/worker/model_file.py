@@ -104,9 +104,13 @@ def read_model_file(path: Path) -> ModelFile:
         ModelFileError: missing, not a GGUF, cut off, or a field that cannot be served.
     """
     try:
+        if path.is_dir():
+            raise ModelFileError(f"{path}: it is a folder: name the GGUF file in it")
         if not path.is_file():
             raise ModelFileError(f"{path}: there is no such file")
         size = path.stat().st_size
+        if not size:
+            raise ModelFileError(f"{path}: the file is empty")
         length = min(size, MAX_HEADER_BYTES)
         with path.open("rb") as file, mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as view:
             header = parse_header(view)

@@ -146,7 +146,10 @@ def read_models(path: Path) -> list[tuple[Path, Wish]]:
         InvalidArgument: the file cannot be read, or says what cannot be; names the entry.
     """
     parsed = read_config(path, _File)
-    wished = [(path.parent / entry.path, _wish(entry, path.parent)) for entry in parsed.models]
+    wished = [
+        (path.parent / entry.path, _wish(entry, path, place=f"models[{i}]"))
+        for i, entry in enumerate(parsed.models)
+    ]
     names = [wish.name for _, wish in wished]
     for name in names:
         if names.count(name) > 1:
@@ -156,10 +159,14 @@ def read_models(path: Path) -> list[tuple[Path, Wish]]:
     return wished
 
 
-def _wish(entry: _Entry, folder: Path) -> Wish:
-    mmproj = None
+def _wish(entry: _Entry, path: Path, *, place: str) -> Wish:
+    """What an entry at a place of the file at `path` wishes."""
+    folder, mmproj = path.parent, None
     if entry.mmproj is not None:
-        mmproj = read_projection(folder / entry.mmproj, field=VARIABLE)
+        try:
+            mmproj = read_projection(folder / entry.mmproj, field=VARIABLE)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{path}: {place}.mmproj: {error.message}", field=VARIABLE) from None
     return Wish(
         name=entry.name or Path(entry.path).name.removesuffix(".gguf"),
         aliases=tuple(entry.aliases),
