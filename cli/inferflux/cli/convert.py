@@ -43,8 +43,14 @@ def convert(
     if path.exists() and not force:
         raise CommandError(f"{path} is there already: --force replaces it")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("tensors"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Into a file it would print an empty line, and nothing else.
     with Progress(
-        TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True
+        TextColumn("{task.description}"),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task(escape(path.name), total=None)
         try:

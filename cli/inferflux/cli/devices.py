@@ -21,7 +21,7 @@ from .tables import bytes_words, make_table
 
 _PLAN = "inferflux.worker.plan"
 _RPC_SERVER = "inferflux.worker.rpc_server"
-_ALL = -1
+_MAIN_MEMORY = "main memory"
 
 
 def devices(
@@ -141,7 +141,8 @@ def plan_view(plan: dict[str, Any]) -> RenderableType:
             bytes_words(device["kv"]),
             bytes_words(device["compute"]),
             f"[bold]{bytes_words(device['total'])}[/]",
-            bytes_words(device["room"]) if device["room"] else "?",
+            # Of main memory alone it may not be known.
+            "?" if not device["room"] and device["name"] == _MAIN_MEMORY else bytes_words(device["room"]),
             "[green]fits[/]" if device["fits"] else "[red]does not fit[/]",
         )
     size = f"{escape(plan['architecture'])}, {plan['layers']} layers, {bytes_words(plan['size_bytes'])}"

@@ -120,8 +120,14 @@ async def _follow(jobs: AsyncGenerator[model_pb2.StoreJob, None]) -> model_pb2.S
     """
     last: model_pb2.StoreJob | None = None
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    # Into a file it would print an empty line, and nothing else.
     with Progress(
-        TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True
+        TextColumn("{task.description}"),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task("", total=None)
         async for job in jobs:

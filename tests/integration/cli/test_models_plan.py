@@ -41,6 +41,14 @@ def test_a_plan_counts_a_projector_and_refuses_one_of_another_model(tmp_path: Pa
     assert "n_embd = 128" in str(refused.exception)
 
 
+def test_a_gpu_that_is_smaller_than_what_its_driver_takes_has_no_room(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["models", "plan", str(DEMO_MODEL), "--gpus", "3MiB"], env={"HOME": str(tmp_path)}
+    )
+    assert result.exit_code == 0
+    assert "?" not in next(line for line in result.output.splitlines() if line.startswith("GPU 0"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -60,3 +68,10 @@ def test_a_plan_that_cannot_be_made_says_why(arguments: list[str], said: str, tm
     result = CliRunner().invoke(app, ["models", "plan", *arguments], env={"HOME": str(tmp_path)})
     assert result.exit_code != 0
     assert said in result.output + str(result.exception)
+
+
+def test_a_conversion_into_a_pipe_prints_its_error_alone(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["models", "convert", str(tmp_path)], env={"HOME": str(tmp_path)})
+    assert result.exit_code != 0
+    assert result.output == ""
+    assert "config.json" in str(result.exception)
