@@ -11,7 +11,7 @@ import pytest
 from harness.another_gateway import another_gateway
 from harness.chat_templates import QWEN3
 from harness.client import Client
-from harness.cuttable import CuttableProxy
+from harness.cut_stream import cut_stream
 from harness.http_client import openai_client
 from harness.reciting_model import reciting_model
 from openai.types.responses import FunctionToolParam
@@ -53,9 +53,9 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 TOOL = inference_pb2.Tool(name="add", description="Adds.", parameters=json.dumps(PARAMETERS))
-# Bytes to the client after which its connection breaks: in the reasoning, the text, and the calls. The end is
-# far behind the last one: who has the end resumes nothing.
-CUTS = (700, 3000, 6000, 9000, 11000)
+# Tokens after which a client loses its connection: before the first, in the reasoning, in its marker, in the
+# text, in the first call's number, and in the second call.
+CUTS = (0, 30, REASONING_TOKENS - 1, REASONING_TOKENS + 20, PIECES.index(b"50"), len(PIECES) - 2)
 
 
 @dataclass
@@ -138,19 +138,19 @@ async def test_a_resumed_chat_is_told_on_wherever_it_was_lost(
 
 @pytest.mark.parametrize("cut", CUTS)
 async def test_the_client_takes_a_chat_with_tools_up_again(stack: Stack, other: str, cut: int) -> None:
-    async with CuttableProxy(stack.endpoint, breaks_after=cut) as proxy:
-        addresses = [proxy.endpoint, other]
-        async with AsyncClient(addresses, api_key=stack.api_key) as client:
-            stream = client.chat(
-                "What is 12 + 7?", model=stack.model_name, tools=[TOOL], temperature=0, resume_window_s=60
-            )
-            told = Told()
-            async for _ in stream:
-                if stream.delta is not None:
-                    told.add(stream.delta)
-            # Chunks that wait together are written as one: a slow client gets fewer bytes.
-            assert proxy.has_broken or cut > CUTS[1]
-            assert stream.resumes == int(proxy.has_broken)
+    async with (
+        cut_stream(stack.endpoint, after=cut) as lossy,
+        AsyncClient([lossy.endpoint, other], api_key=stack.api_key) as client,
+    ):
+        stream = client.chat(
+            "What is 12 + 7?", model=stack.model_name, tools=[TOOL], temperature=0, resume_window_s=60
+        )
+        told = Told()
+        async for _ in stream:
+            if stream.delta is not None:
+                told.add(stream.delta)
+        assert lossy.has_cut
+        assert stream.resumes == 1
     assert (told.reasoning, told.content) == (REASONING, CONTENT)
     assert [(name, json.loads(arguments)) for _, name, arguments in told.calls] == [
         ("add", {"a": LARGE, "b": 7}),
