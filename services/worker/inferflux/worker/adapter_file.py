@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import mmap
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from inferflux.common.captured import Captured, cause_in, one_line
-from inferflux.common.children import describe_end, wait_for_end
+from inferflux.common.captured import one_line
 from inferflux.v1 import engine_pb2, model_pb2
 
 from .adapter_checks import Weights, check_adapter, weights_of
 from .adapter_digest import digest_of
 from .gguf_header import MAX_HEADER_BYTES, Buffer, Header, HeaderError, parse_header
+from .probes import run_probe
 
 PROBE_LIMIT_S = 60.0
 # Numbers that are looked at at a time.
@@ -61,28 +58,16 @@ async def probe_adapter_file(
     Raises:
         AdapterFileError: the file was refused, or the child ended over it.
     """
-    with Captured() as result, Captured() as stderr:
-        process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-            [sys.executable, "-m", "inferflux.worker.adapter_probe", str(path), repr(scale), str(model)],
-            stdin=subprocess.DEVNULL,
-            stdout=result.fileno(),
-            stderr=stderr.fileno(),
-        )
-        try:
-            code = await asyncio.wait_for(wait_for_end(process), limit_s)
-        except TimeoutError:
-            raise AdapterFileError(f"{path}: trying it with the model took over {limit_s:g} s") from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if code != 0:
-            why = cause_in(stderr.last_lines()) or f"the probe {describe_end(code)}"
-            raise AdapterFileError(f"{path}: llama.cpp cannot use it: {why}")
-        facts = json.loads(result.read())
-        if "error" in facts:
-            raise AdapterFileError(one_line(facts["error"]))
-        return AdapterFile(name, path, scale, facts["digest"], facts["size_bytes"])
+    try:
+        probed = await run_probe("adapter_probe", str(path), repr(scale), str(model), limit_s=limit_s)
+    except TimeoutError:
+        raise AdapterFileError(f"{path}: trying it with the model took over {limit_s:g} s") from None
+    if probed.code != 0:
+        raise AdapterFileError(f"{path}: llama.cpp cannot use it: {probed.why}")
+    facts = json.loads(probed.printed)
+    if "error" in facts:
+        raise AdapterFileError(one_line(facts["error"]))
+    return AdapterFile(name, path, scale, facts["digest"], facts["size_bytes"])
 
 
 def read_adapter_file(path: Path, scale: float, model: Path) -> tuple[str, int]:

@@ -9,44 +9,30 @@ breaks this process, which has bounds of time and memory. It prints one line of 
 from __future__ import annotations
 
 import json
-import os
-import resource
-import signal
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
-
 from .adapter_file import AdapterFileError, read_adapter_file
+from .probes import TOO_MUCH, bound_probe
 
-# Address space beside both files.
-MEMORY_BYTES = 3 << 30
 CPU_S = 60
-# It gives way to engines.
-_NICENESS = 10
 _TRIAL_TOKENS = 8
 _CELLS = 256
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent(signal.SIGKILL)
     path, scale, model = Path(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
     files = sum(file.stat().st_size for file in (path, model) if file.is_file())
-    bound("RLIMIT_AS", MEMORY_BYTES + 2 * files, resource.RLIM_INFINITY)
-    bound("RLIMIT_CPU", CPU_S, CPU_S)
-    bound("RLIMIT_CORE", 0, 0)
-    os.nice(_NICENESS)
+    bound_probe(cpu_s=CPU_S, mapped_bytes=2 * files, computes=True)
     try:
         digest, size = read_adapter_file(path, scale, model)
         _try_adapter(path, scale, model)
     except AdapterFileError as error:
         _write(json.dumps({"error": str(error)}))
     except MemoryError:
-        _write(json.dumps({"error": f"{path}: reading it takes more than {MEMORY_BYTES >> 30} GiB"}))
+        _write(json.dumps({"error": f"{path}: {TOO_MUCH}"}))
     else:
         _write(json.dumps({"digest": digest, "size_bytes": size}))
     return 0

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import mmap
 import signal
 import struct
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from inferflux.common.captured import Captured, cause_in, one_line
-from inferflux.common.children import describe_end, wait_for_end
+from inferflux.common.captured import one_line
 from inferflux.common.errors import InvalidArgument
 
 from .gguf_header import HEADER, MAGIC, MAX_HEADER_BYTES, Header, HeaderError, parse_header
+from .probes import run_probe
 
 PROBE_LIMIT_S = 90.0
 _ARCHITECTURE = "clip"
@@ -94,27 +91,15 @@ async def probe_projection(
     Raises:
         InvalidArgument: the file was refused, or the child ended over it; names `field`.
     """
-    with Captured() as result, Captured() as stderr:
-        process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-            [sys.executable, "-m", "inferflux.worker.mmproj_probe", str(path), str(model), str(most_whole)],
-            stdin=subprocess.DEVNULL,
-            stdout=result.fileno(),
-            stderr=stderr.fileno(),
-        )
-        try:
-            code = await asyncio.wait_for(wait_for_end(process), limit_s)
-        except TimeoutError:
-            raise _bad(f"{path}: trying it with the model took over {limit_s:g} s", field) from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        head, _, rest = result.read().partition(b"\n")
-        # The probe ends itself so where encoding takes long: the engine tries it once more.
-        if code not in (0, -signal.SIGALRM) or not head:
-            why = cause_in(stderr.last_lines()) or f"the probe {describe_end(code)}"
-            raise _bad(f"{path}: libmtmd cannot use it: {why}", field)
-        return _projection(path, json.loads(head), rest, field)
+    try:
+        probed = await run_probe("mmproj_probe", str(path), str(model), str(most_whole), limit_s=limit_s)
+    except TimeoutError:
+        raise _bad(f"{path}: trying it with the model took over {limit_s:g} s", field) from None
+    head, _, rest = probed.printed.partition(b"\n")
+    # The probe ends itself so where encoding takes long: the engine tries it once more.
+    if probed.code not in (0, -signal.SIGALRM) or not head:
+        raise _bad(f"{path}: libmtmd cannot use it: {probed.why}", field)
+    return _projection(path, json.loads(head), rest, field)
 
 
 def _projection(path: Path, found: dict[str, Any], rest: bytes, field: str) -> Projection:

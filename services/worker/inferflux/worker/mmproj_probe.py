@@ -11,8 +11,6 @@ prints a line of JSON, what gateways need of the projector, and another line of 
 from __future__ import annotations
 
 import json
-import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -20,39 +18,29 @@ from typing import TYPE_CHECKING, Any
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.memory_file import path_of
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
 
 from .mmproj_file import Projection, read_projection
+from .probes import TOO_MUCH, bound_probe
 
 if TYPE_CHECKING:
     from .engine.projector import Projector
 
-# Address space beside both files.
-MEMORY_BYTES = 3 << 30
 CPU_S = 60
 # A large projector takes longer: that it encodes is seen when its model is loaded.
 ENCODING_S = 10
-# It gives way to engines.
-_NICENESS = 10
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent(signal.SIGKILL)
     path, model, most_whole = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     files = sum(file.stat().st_size for file in (path, model) if file.is_file())
-    bound("RLIMIT_AS", MEMORY_BYTES + 2 * files, resource.RLIM_INFINITY)
-    bound("RLIMIT_CPU", CPU_S, CPU_S)
-    bound("RLIMIT_CORE", 0, 0)
-    os.nice(_NICENESS)
+    bound_probe(cpu_s=CPU_S, mapped_bytes=2 * files, computes=True)
     # What is no projector is refused without llama.cpp.
     try:
         found = read_projection(path, field="")
     except InvalidArgument as error:
         return _write({"error": error.message})
     except MemoryError:
-        return _write({"error": f"{path}: reading it takes more than {MEMORY_BYTES >> 30} GiB"})
+        return _write({"error": f"{path}: {TOO_MUCH}"})
     from .engine.projector import ProjectorError
 
     try:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import mmap
 import struct
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from inferflux.common.captured import Captured, cause_in, one_line
-from inferflux.common.children import describe_end, wait_for_end
+from inferflux.common.captured import one_line
 
 from .gguf_header import (
     HEADER,
@@ -29,6 +25,7 @@ from .gguf_header import (
 )
 from .model_checks import check_metadata, check_tokens
 from .model_facts import ModelFacts, facts_of
+from .probes import run_probe
 
 PROBE_LIMIT_S = 60.0
 _SIZE = struct.Struct("<Q")
@@ -69,32 +66,18 @@ async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> Mod
     Raises:
         ModelFileError: the file was refused, or the child ended over it.
     """
-    with Captured() as result, Captured() as stderr:
-        process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-            [sys.executable, "-m", "inferflux.worker.model_probe", str(path)],
-            stdin=subprocess.DEVNULL,
-            stdout=result.fileno(),
-            stderr=stderr.fileno(),
-        )
-        try:
-            code = await asyncio.wait_for(wait_for_end(process), limit_s)
-        except TimeoutError:
-            raise ModelFileError(
-                f"{path}: reading its header and vocabulary took over {limit_s:g} s"
-            ) from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if code != 0:
-            why = cause_in(stderr.last_lines()) or f"the probe {describe_end(code)}"
-            raise ModelFileError(f"{path}: llama.cpp cannot use the vocabulary: {why}")
-        head, _, tokenizer = result.read().partition(b"\n")
-        facts = json.loads(head)
-        if "error" in facts:
-            raise ModelFileError(one_line(facts["error"]))
-        said = ModelFacts.from_json(facts.pop("facts"))
-        return ModelFile(path=path, tokenizer=tokenizer, facts=said, **facts)
+    try:
+        probed = await run_probe("model_probe", str(path), limit_s=limit_s)
+    except TimeoutError:
+        raise ModelFileError(f"{path}: reading its header and vocabulary took over {limit_s:g} s") from None
+    if probed.code != 0:
+        raise ModelFileError(f"{path}: llama.cpp cannot use the vocabulary: {probed.why}")
+    head, _, tokenizer = probed.printed.partition(b"\n")
+    facts = json.loads(head)
+    if "error" in facts:
+        raise ModelFileError(one_line(facts["error"]))
+    said = ModelFacts.from_json(facts.pop("facts"))
+    return ModelFile(path=path, tokenizer=tokenizer, facts=said, **facts)
 
 
 def read_model_file(path: Path) -> ModelFile:

@@ -10,7 +10,6 @@ tokenizer; `model_file` reads them.
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import sys
 from dataclasses import asdict, replace
@@ -20,36 +19,27 @@ from typing import TYPE_CHECKING, NoReturn
 from inferflux.common.chat_templates.probe import calls_tools
 from inferflux.common.free_memory import at_most
 from inferflux.common.memory_file import path_of
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
 
 from .model_file import ModelFile, ModelFileError, read_model_file
+from .probes import TOO_MUCH, bound_probe
 
 if TYPE_CHECKING:
     from inferflux.common.llama.vocab import Vocab
 
-# Address space.
-MEMORY_BYTES = 3 << 30
 CPU_S = 30
 # For rendering the chat template some times, of processor time.
 TEMPLATE_S = 2.0
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    exit_with_parent(signal.SIGKILL)
-    bound("RLIMIT_AS", MEMORY_BYTES, resource.RLIM_INFINITY)
-    bound("RLIMIT_CPU", CPU_S, CPU_S)
-    bound("RLIMIT_CORE", 0, 0)
+    bound_probe(cpu_s=CPU_S)
     try:
         model = read_model_file(Path(sys.argv[1]))
         can_call_tools = _try_tokenizer(model)
     except ModelFileError as error:
         _write(json.dumps({"error": str(error)}), b"")
     except MemoryError:
-        _write(
-            json.dumps({"error": f"{sys.argv[1]}: reading it takes more than {MEMORY_BYTES >> 30} GiB"}), b""
-        )
+        _write(json.dumps({"error": f"{sys.argv[1]}: {TOO_MUCH}"}), b"")
     else:
         facts = {
             "digest": model.digest,
