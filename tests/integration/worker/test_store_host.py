@@ -22,7 +22,7 @@ RUNNING, DONE, FAILED = (
     model_pb2.STORE_JOB_STATE_FAILED,
 )
 READY, REGISTERED = model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_REGISTERED
-INVALID, NOT_FOUND, EXISTS, ABORTED = 3, 5, 6, 10
+INVALID, NOT_FOUND, EXISTS, ABORTED, INTERNAL = 3, 5, 6, 10, 13
 TINY = tiny_model().data()
 
 
@@ -236,3 +236,20 @@ async def test_a_manifest_that_is_broken_leaves_the_worker_be(
     assert not (await remove(host, "fine")).code
     (folder / "broken" / "manifest.json").unlink()
     (folder / "broken").rmdir()
+
+
+async def test_a_store_that_is_no_folder_any_more_is_told_at_once(
+    host: HostProcess, folder: Path, url: str
+) -> None:
+    away = folder.with_name("away")
+    folder.rename(away)
+    folder.touch()
+    try:
+        refused = await pull(host, url)
+    finally:
+        folder.unlink()
+        away.rename(folder)
+    assert (refused.code, refused.reason) == (INTERNAL, "STORE_BROKEN")
+    assert str(folder) in refused.message
+    assert (await until_ended(host, await pull(host, url))).state == DONE
+    assert not (await remove(host, "tiny")).code

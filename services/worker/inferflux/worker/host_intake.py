@@ -8,7 +8,7 @@ import time
 from inferflux.common import checks, logs, partitions, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
-from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
+from inferflux.common.errors import Aborted, InferFluxError, Internal, InvalidArgument
 from inferflux.common.tasks import Background
 from inferflux.common.terms import SeenTerms
 from inferflux.common.wanted_notices import parse_wanted
@@ -92,13 +92,16 @@ class HostIntake:
             log.warning("could not say what was done", reason=error.reason)
 
     async def _reply(self, command: host_pb2.HostCommand) -> host_pb2.HostReply:
-        match command.WhichOneof("command"):
-            case "pull":
-                return host_pb2.HostReply(job=await self._store.pull(command.pull))
-            case "remove":
-                return host_pb2.HostReply(job=await self._store.remove(command.remove.name))
-            case "verify":
-                return host_pb2.HostReply(job=await self._store.jobs.verify(command.verify.name))
+        try:
+            match command.WhichOneof("command"):
+                case "pull":
+                    return host_pb2.HostReply(job=await self._store.pull(command.pull))
+                case "remove":
+                    return host_pb2.HostReply(job=await self._store.remove(command.remove.name))
+                case "verify":
+                    return host_pb2.HostReply(job=await self._store.jobs.verify(command.verify.name))
+        except OSError as error:  # it is read-only, or no folder any more
+            raise Internal(f"the store does not work: {error}", reason="STORE_BROKEN") from error
         return host_pb2.HostReply(model=(await self._obey(command)).to_message())
 
     async def _obey(self, command: host_pb2.HostCommand) -> Known:
