@@ -518,3 +518,12 @@ async def test_a_refused_pull_leaves_no_file_and_no_folder(world: World) -> None
     await world.refused(InvalidArgument)
     await world.refused(ResourceExhausted, quota=10)
     assert [path for path in world.store.path.rglob("*") if path.name != ".parts"] == []
+
+
+async def test_a_part_that_another_process_deletes_at_that_moment_stops_no_cleaning(world: World) -> None:
+    parts = world.store.part("x").parent
+    (parts / ".removed-first").mkdir(parents=True)
+    (parts / ".removed-gone").symlink_to(parts / "nowhere")  # listed, and no more there when it is opened
+    (parts / ".removed-last").mkdir()
+    world.store.clean(0.0)
+    assert [path.name for path in parts.iterdir()] == [".removed-gone"]

@@ -217,7 +217,8 @@ class StoreFolder:
         if not self._parts.is_dir():
             return
         for folder in self._parts.iterdir():
-            with contextlib.closing(_Lock(folder)) as lock:
+            # Another process of the store may delete or pull it at this moment.
+            with contextlib.suppress(OSError), contextlib.closing(_Lock(folder)) as lock:
                 newest = max((p.stat().st_mtime for p in (folder, *folder.glob("*"))), default=0.0)
                 is_old = folder.name.startswith(".") or now_s - newest > PART_AGE_S
                 if lock.is_held and is_old:
