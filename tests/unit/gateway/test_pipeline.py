@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness.gateway import Backend, finished, tokens, until
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from inferflux.common.audit.writer import NO_AUDIT
 from inferflux.common.bus import Bus
@@ -746,7 +747,11 @@ async def test_no_name_leads_a_key_to_a_model_or_adapter_that_it_may_not_use(
 async def test_an_alias_that_is_split_goes_to_what_can_serve(stage: Stage) -> None:
     stage.models.splits = Splits({"chat": {"demo": 1.0, "away": 1000.0}})
     answer = asyncio.create_task(stage.chat("r1", model="chat"))
-    job = await stage.backend.job("r1")
+    with capture_logs() as logged:
+        job = await stage.backend.job("r1")
     assert job.model == "demo"
     await stage.backend.finish(job, n=1)
     await answer
+    routed = [line for line in logged if line["event"] == "a request is routed"]
+    said = [(line["asked"], line["model"], line["by"], line["log_level"]) for line in routed]
+    assert said == [("chat", "demo", "split", "info")]

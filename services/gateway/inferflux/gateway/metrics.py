@@ -90,11 +90,14 @@ class GatewayMetrics:
 
     def count_route(
         self, asked: str, card: model_pb2.ModelCard, adapter: str = "", *, is_split: bool = False
-    ) -> None:
+    ) -> str:
         """A request that named `asked` goes to a model, or to an adapter of it.
 
         Args:
             is_split: whether `asked` is an alias that is split over several.
+
+        Returns:
+            How it named it: `name`, `alias`, `default` or `split`.
         """
         is_name = asked in (card.name, joined(card.name, adapter))
         by = "split" if is_split else "default" if not asked else "name" if is_name else "alias"
@@ -102,6 +105,7 @@ class GatewayMetrics:
         self.routes.labels(card.name, by, adapter, asked if is_split else "").inc()
         if card.is_moe:
             self.moe_requests.labels(card.name).inc()
+        return by
 
     def of(self, model: str) -> ModelMetrics:
         """Of one model, whose name must be that of a served one: labels have to stay bounded."""

@@ -351,9 +351,10 @@ class Pipeline:
         card, chosen = await self._card(caller, name, adapter)
         by_name = chosen.name if chosen is not None else ""
         is_split = self._models.is_split(name)
-        self._services.metrics.count_route(name, card, by_name, is_split=is_split)
-        if name != card.name:
-            log.info("a name is resolved", asked=name, model=card.name, adapter=by_name)
+        by = self._services.metrics.count_route(name, card, by_name, is_split=is_split)
+        # What another name stands for may change. A model's own is in the audit trail.
+        say = log.debug if by == "name" else log.info
+        say("a request is routed", asked=name, model=card.name, adapter=by_name, by=by)
         return card, chosen
 
     async def _card(
