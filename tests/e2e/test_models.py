@@ -298,6 +298,9 @@ async def test_an_adapter_is_added_chosen_listed_and_removed_while_its_model_ser
     narrow = HttpClient(http_port(stack), await key(http, "inference", models=(f"{MODEL}:odd",)))
     assert (await narrow.post("/v1/completions", body)).status == 200
     assert (await narrow.post("/v1/completions", body | {"model": MODEL})).status == 403
+    for adapter, is_there in (("odd", True), ("none", False)):
+        shown = await run("models", "show", f"{MODEL}:{adapter}", env=env)
+        assert (shown.returncode == 0) == is_there, shown.stderr
     removed = await http.post("/v1/admin/RemoveAdapter", {"model": MODEL, "adapter": "odd"})
     assert removed.status == 200, removed.body
     assert (await http.post("/v1/completions", body)).status == 404
@@ -314,7 +317,12 @@ async def test_a_model_is_pulled_verified_and_removed(env: dict[str, str], http:
     assert "pulled" in {model["card"]["name"] for model in listed}
     verified = await run("models", "verify", "pulled", env=env)
     assert verified.returncode == 0, verified.stderr
-    for source, said in (("hf:nothing", "no repository"), ("https://x.example/m.bin", "pickle")):
+    for source, said in (
+        ("hf:nothing", "no repository"),
+        ("https://x.example/m.bin", "pickle"),
+        ("missing.gguf", "no file missing.gguf"),
+        ("what:ever", "no source"),
+    ):
         refused = await run("pull", source, env=env)
         assert refused.returncode == 1
         assert said in refused.stderr

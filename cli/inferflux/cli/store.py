@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated
@@ -107,7 +108,8 @@ def verify(
         if job.differing:
             raise CommandError(f"not what was pulled: {', '.join(job.differing)}")
         if not as_json:
-            make_console().print(f"{job.total_bytes:,} bytes are what was pulled")
+            n = job.total_bytes
+            make_console().print(f"{n:,} bytes are what was pulled" if n else "the store is empty")
 
     with_client(run, endpoint, api_key, state_dir)
 
@@ -130,12 +132,17 @@ async def _follow(jobs: AsyncGenerator[model_pb2.StoreJob, None]) -> model_pb2.S
         disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task("", total=None)
-        async for job in jobs:
-            last = job
-            doing = f"{job.name} {job.doing}".strip()
-            progress.update(
-                bar, description=escape(doing), total=job.total_bytes or None, completed=job.done_bytes
-            )
+        try:
+            async for job in jobs:
+                last = job
+                doing = f"{job.name} {job.doing}".strip()
+                progress.update(
+                    bar, description=escape(doing), total=job.total_bytes or None, completed=job.done_bytes
+                )
+        except asyncio.CancelledError:
+            if last is not None:
+                console.print("The worker goes on with it; the same command follows it again.")
+            raise
     if last is None:
         raise CommandError("the gateway told nothing of it")
     return last
@@ -145,4 +152,6 @@ def _absolute(source: str) -> str:
     """A path of this machine as one that does not depend on the working directory."""
     path = Path(source.removeprefix("file:")).expanduser()
     is_path = source.startswith(("file:", "./", "../", "~")) or path.exists()
+    if not is_path and ":" not in source and path.suffix == ".gguf" and not path.is_absolute():
+        raise CommandError(f"there is no file {source} in {Path.cwd()}")
     return f"file:{path.resolve()}" if is_path else source

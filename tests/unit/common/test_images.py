@@ -72,6 +72,11 @@ def test_images_that_are_not_there_are_refused(
         check_images(images, ids)
 
 
+def test_an_image_that_ends_the_prompt_is_refused_as_such() -> None:
+    with pytest.raises(InvalidArgument, match=r"images\[0\] is the last of the prompt"):
+        check_images([image()], prompt(ONE)[:-1])
+
+
 def test_pixels_come_back_as_they_were() -> None:
     pixels = Pixels(3, 2, bytes(range(18)))
     assert unpacked(pixels.packed()) == pixels

@@ -81,8 +81,11 @@ def check_images(
             raise InvalidArgument(f"{where} has no id, or no object", field=where)
         first, end_before = image.position, end
         end = first + image.tokens
-        if not FEWEST_TOKENS <= image.tokens <= MOST_TOKENS or first < end_before or end >= len(prompt):
+        if not FEWEST_TOKENS <= image.tokens <= MOST_TOKENS or first < end_before or end > len(prompt):
             raise InvalidArgument(f"{where} is not in the prompt", field=where)
+        if end == len(prompt):
+            message = f"{where} is the last of the prompt, and a token has to follow: put a text after it"
+            raise InvalidArgument(message, field=where)
         if list(prompt[first:end]) != placeholders(image.id, image.tokens, image.part):
             raise InvalidArgument(f"{where} does not have its placeholders", field=where)
 

@@ -64,7 +64,9 @@ def parse_source(text: str) -> Source:
     """Raises:
     InvalidArgument: it names no source that is known, or what is not a GGUF; names `source`.
     """
-    if not text or len(text.encode()) > MAX_SOURCE_BYTES or not text.isprintable():
+    if not text:
+        raise _bad("the source is missing")
+    if len(text.encode()) > MAX_SOURCE_BYTES or not text.isprintable():
         raise _bad(f"a source has 1 to {MAX_SOURCE_BYTES} printable bytes")
     if text.startswith(("https://", "http://")):
         return _web(text)
@@ -74,7 +76,8 @@ def parse_source(text: str) -> Source:
         return _hugging_face(text)
     if text.startswith(("ollama:", "oci://")):
         return _oci(text)
-    raise _bad("a source is https://..., file:/path, hf:owner/repo, ollama:name or oci://host/name")
+    kinds = "https://..., file:/path, hf:owner/repo, ollama:name or oci://host/name"
+    raise _bad(f"{text[:200]!r} is no source; one is {kinds}")
 
 
 def check_file_name(name: str) -> None:

@@ -46,10 +46,13 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         self, request: model_pb2.GetModelRequest, context: Context
     ) -> model_pb2.GetModelResponse:
         await self._models.settled()
-        name = self._models.resolve(request.name)
+        name, adapter = await self._models.choose(request.name)
         checks.check_model_name(name, field="name")
-        caller_as(Caller).check_model(name)
-        return model_pb2.GetModelResponse(model=await self._models.get(name))
+        caller_as(Caller).check_model(name, adapter)
+        model = await self._models.get(name)
+        if adapter:
+            self._models.adapter(name, adapter)
+        return model_pb2.GetModelResponse(model=model)
 
     async def LoadModel(
         self, request: model_pb2.LoadModelRequest, context: Context
