@@ -17,10 +17,11 @@ from inferflux.worker.app import Worker, together
 from inferflux.worker.catalog import Catalog, Known, Wish
 from inferflux.worker.engine.kv_types import USUAL
 from inferflux.worker.engine_host import EngineLoadError
-from inferflux.worker.host import Host, engine_config
+from inferflux.worker.host import Host
 from inferflux.worker.mmproj_file import Projection
 from inferflux.worker.model_facts import ModelFacts
 from inferflux.worker.model_file import ModelFile
+from inferflux.worker.model_setup import engine_config
 from inferflux.worker.needs import Needs
 from inferflux.worker.settings import WorkerSettings
 

@@ -8,7 +8,7 @@ from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.compaction import MoveCost
 from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
 from inferflux.worker.engine.trials import Timing, Trials, known_trials
-from inferflux.worker.host import with_trials
+from inferflux.worker.model_setup import with_trials
 
 FOUND = Trials(
     1024,
