@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -253,3 +254,17 @@ async def test_a_store_that_is_no_folder_any_more_is_told_at_once(
     assert str(folder) in refused.message
     assert (await until_ended(host, await pull(host, url))).state == DONE
     assert not (await remove(host, "tiny")).code
+
+
+async def test_a_model_whose_files_were_deleted_differs_and_can_be_removed(
+    host: HostProcess, folder: Path, url: str
+) -> None:
+    for name in ("one", "two"):
+        await until_ended(host, await pull(host, url, name))
+    shutil.rmtree(folder / "two")
+    for name in ("", "two"):
+        assert list((await verify(host, name)).differing) == ["two"]
+    for name in ("two", "one"):
+        assert not (await remove(host, name)).code
+    await host.until(lambda: not {"one", "two"} & set(host.states))
+    assert list((await verify(host)).differing) == []

@@ -99,7 +99,7 @@ class HostIntake:
                 case "remove":
                     return host_pb2.HostReply(job=await self._store.remove(command.remove.name))
                 case "verify":
-                    return host_pb2.HostReply(job=await self._store.jobs.verify(command.verify.name))
+                    return host_pb2.HostReply(job=await self._store.verify(command.verify.name))
         except OSError as error:  # it is read-only, or no folder any more
             raise Internal(f"the store does not work: {error}", reason="STORE_BROKEN") from error
         return host_pb2.HostReply(model=(await self._obey(command)).to_message())

@@ -51,7 +51,7 @@ class Reports:
 async def _run(task: Task, say: Reports) -> Report:
     folder = StoreFolder(Path(task.store))
     if task.do == "verify":
-        return verify(folder, task.name, say)
+        return verify(folder, task.name, say, task.gone)
     tls = ClientTls(TlsFiles(ca=Path(task.ca) if task.ca else None, variable=CA_VARIABLE))
     client = HttpClient(allowed_networks=parse_networks(listed(task.networks)), tls=tls.context)
     try:

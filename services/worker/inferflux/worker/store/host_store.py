@@ -80,6 +80,18 @@ class HostStore:
             if manifest is not None and self._path_of(name) is None:
                 await self._know(manifest)
 
+    async def verify(self, name: str) -> model_pb2.StoreJob:
+        """Begin to read one model again, or all. One that the host knows and that is gone from disk differs.
+
+        Raises:
+            InferFluxError: as `StoreJobs.verify`.
+        """
+        folder = self.jobs.folder
+        own = (
+            known.name for known in self._host.catalog if known.file.path.parent == folder.model(known.name)
+        )
+        return await self.jobs.verify(name, tuple(each for each in own if folder.get(each) is None))
+
     async def remove(self, name: str) -> model_pb2.StoreJob:
         """Delete a model of the store, and what a pull left of it.
 
@@ -92,7 +104,7 @@ class HostStore:
         was_pulled = await self.jobs.stop(name)
         manifest, path = folder.get(name), self._path_of(name)
         is_own = path is not None and path.parent == folder.model(name)
-        if not (was_pulled or folder.model(name).exists() or folder.part(name).exists()):
+        if not (was_pulled or is_own or folder.model(name).exists() or folder.part(name).exists()):
             if path is not None:
                 message = f"{name!r} is not of the store: `inferctl models unload --forget`; its file stays"
                 raise InvalidArgument(message, field="name", reason="NOT_OF_STORE")

@@ -144,18 +144,24 @@ class StoreJobs:
         log.info("a model is pulled", model=name, source=source.shown)
         return await self._begin(model_pb2.STORE_JOB_KIND_PULL, task, source.shown)
 
-    async def verify(self, name: str) -> model_pb2.StoreJob:
+    async def verify(self, name: str, gone: tuple[str, ...] = ()) -> model_pb2.StoreJob:
         """Begin to read one model again, or all.
+
+        Args:
+            gone: models that should be there and are not: they differ.
 
         Raises:
             NotFound: there is no such model.
             Aborted: too many jobs run.
         """
         folder = self.folder
-        if name and folder.get(name) is None:
+        gone = tuple(each for each in gone if name in ("", each))[:_MOST_DIFFERING]
+        if name and not gone and folder.get(name) is None:
             raise NotFound(f"the store has no model {name!r}", reason="UNKNOWN_MODEL")
         self._check_not_many()
-        return await self._begin(model_pb2.STORE_JOB_KIND_VERIFY, Task("verify", str(folder.path), name), "")
+        return await self._begin(
+            model_pb2.STORE_JOB_KIND_VERIFY, Task("verify", str(folder.path), name, gone=gone), ""
+        )
 
     async def stop(self, name: str) -> bool:
         """End a pull of a model that runs; whether there was one."""

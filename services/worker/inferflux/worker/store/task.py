@@ -15,6 +15,7 @@ class Task:
 
     Attributes:
         name: of the model; for `verify`, empty: all of the store.
+        gone: models to verify that the store should have and has not.
         source: as the operator wrote it; `sha256` that its file must have, or empty.
         mmproj: see `choose_projector`.
         quota: bytes of the store; 0: none.
@@ -28,6 +29,7 @@ class Task:
     source: str = ""
     sha256: str = ""
     mmproj: str = ""
+    gone: tuple[str, ...] = ()
     quota: int = 0
     networks: str = ""
     ca: str = ""
@@ -42,7 +44,7 @@ class Task:
     @classmethod
     def from_json(cls, text: str) -> Task:
         said: dict[str, Any] = json.loads(text)
-        return cls(**(said | {"retries": Retries(**said["retries"])}))
+        return cls(**(said | {"retries": Retries(**said["retries"]), "gone": tuple(said["gone"])}))
 
 
 @dataclass(frozen=True, slots=True)

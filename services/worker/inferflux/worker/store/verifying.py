@@ -13,20 +13,23 @@ from .task import Report
 _BLOCK = 1 << 20
 
 
-def verify(store: StoreFolder, name: str, say: Callable[[Report], None]) -> Report:
+def verify(
+    store: StoreFolder, name: str, say: Callable[[Report], None], gone: tuple[str, ...] = ()
+) -> Report:
     """Which models differ from what was pulled.
 
     Args:
         name: of one; empty: all of the store.
+        gone: models that differ because the store has nothing of them any more.
 
     Raises:
         NotFound: the store has no such model.
     """
     manifests = [m for m in store.manifests() if name in ("", m.name)]
-    if name and not manifests:
+    if name and not manifests and not gone:
         raise NotFound(f"the store has no model {name!r}", reason="UNKNOWN_MODEL")
     total = sum(manifest.size for manifest in manifests)
-    done, differing = 0, []
+    done, differing = 0, list(gone)
     for manifest in manifests:
         is_same = True
         for file in manifest.all_files:
