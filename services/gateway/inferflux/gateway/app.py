@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -19,6 +17,7 @@ from inferflux.common.grpc_options import connection_age, receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.probe import Probe
+from inferflux.common.scratch import scratch_folder
 from inferflux.common.service_key import parse_service_keys
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import Tracer, open_tracer
@@ -152,8 +151,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     background = Background()
     stack.push_async_callback(background.finish, _SETTLE_LIMIT_S)
 
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inferflux-gateway-")))
-    files = TokenizerFiles(bus, directory)
+    files = TokenizerFiles(bus, stack.enter_context(scratch_folder("inferflux-gateway-")))
     tokenizers = Tokenizers(settings.tokenizer_limits, files.path)
     stack.push_async_callback(tokenizers.close)
     metrics = GatewayMetrics()
