@@ -244,19 +244,21 @@ async def test_a_leaving_gateway_says_so_and_settles_what_it_saw(
 async def test_a_leaving_gateway_settles_what_it_saw_of_requests_that_run_unread(
     start_gateway: StartGateway, nats_url: str, backend: Backend, payer: Client, usage: Usage
 ) -> None:
-    leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="0.3")
-    backend.reader_replies["hand-2"] = KEPT
-    stream = Client(leaving, payer.key).generate("hand-2", resume_window_s=60)
-    job = await backend.job("hand-2")
+    leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="3")
+    # Another id if it is tried again: this one is known then. What is said has to come before the limit.
+    request_id = f"hand-{secrets.token_hex(4)}"
+    backend.reader_replies[request_id] = KEPT
+    stream = Client(leaving, payer.key).generate(request_id, resume_window_s=60)
+    job = await backend.job(request_id)
     await backend.say(job, tokens(0))
     await stream.until_tokens()
     stream.cancel()
-    await until(lambda: bool(backend.left("hand-2")))
+    await until(lambda: bool(backend.left(request_id)))
     await backend.say(job, tokens(1, 4))
     leaving.terminate()
     assert await leaving.ended() == 0
     await until_counted(usage, requests=1, completion_tokens=5)
-    await backend.done("hand-2")
+    await backend.done(request_id)
 
 
 @pytest.mark.parametrize("window_s", [0, 60])

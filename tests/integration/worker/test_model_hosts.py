@@ -143,7 +143,7 @@ async def test_a_file_that_cannot_be_served_is_refused_by_its_field_and_leaves_n
     plain.write_text("hello")
     cases = [
         (await shared.register(tmp_path / "missing.gguf"), INVALID, "path", "no such file"),
-        (await shared.register(tmp_path), INVALID, "path", "no such file"),
+        (await shared.register(tmp_path), INVALID, "path", "it is a folder"),
         (await shared.register(cut), INVALID, "path", "cut off"),
         (await shared.register(plain), INVALID, "path", "not a GGUF"),
         (await shared.register(other), INVALID, "path", "nonesuch.context_length is missing"),
