@@ -20,6 +20,14 @@ def test_no_other_callers_and_no_other_call_is_the_same() -> None:
         assert not attempts.is_same(one, attempts.new(caller=caller, idempotency_key=key))
 
 
+def test_what_asks_for_something_else_is_another_call() -> None:
+    one, again, other = (
+        attempts.new(caller="key_1", idempotency_key="a call", asked=asked) for asked in (b"x", b"x", b"y")
+    )
+    assert attempts.is_same(one, again)
+    assert not attempts.is_same(one, other)
+
+
 def test_calls_without_a_key_are_the_same_as_themselves_alone() -> None:
     one, other = attempts.new(caller="key_1"), attempts.new(caller="key_1")
     assert attempts.is_same(one, one)

@@ -185,9 +185,11 @@ class Stage:
         async with self.pipeline.chat(context, ACME, request) as generation:
             return [i async for chunk in generation for i in chunk.token_ids]
 
-    async def send(self, context: CallContext, caller: Caller = ACME) -> list[int]:
-        """The token ids of the answer to some prompt."""
-        request = inference_pb2.GenerateRequest(model="demo", token_ids=inference_pb2.TokenIds(ids=[7, 8]))
+    async def send(
+        self, context: CallContext, caller: Caller = ACME, prompt: Sequence[int] = (7, 8)
+    ) -> list[int]:
+        """The token ids of the answer to a prompt."""
+        request = inference_pb2.GenerateRequest(model="demo", token_ids=inference_pb2.TokenIds(ids=prompt))
         async with self.pipeline.generate(context, caller, request) as generation:
             return [i async for chunk in generation for i in chunk.token_ids]
 
@@ -457,10 +459,11 @@ async def test_a_request_id_is_taken_once(stage: Stage) -> None:
 
 
 SENT = CallContext("r1", is_id_chosen=True, idempotency_key="the same")
-OTHER_CALLERS = [
-    (SENT, Caller("acme", "another key")),
-    (CallContext("r1", is_id_chosen=True, idempotency_key="another"), ACME),
-    (CallContext("r1", is_id_chosen=True), ACME),
+OTHER_CALLS = [
+    (SENT, Caller("acme", "another key"), (7, 8)),
+    (CallContext("r1", is_id_chosen=True, idempotency_key="another"), ACME, (7, 8)),
+    (CallContext("r1", is_id_chosen=True), ACME, (7, 8)),
+    (SENT, ACME, (7, 9)),
 ]
 
 
@@ -470,9 +473,12 @@ async def test_a_call_that_is_sent_again_reads_the_job_that_runs(stage: Stage) -
     await stage.backend.say(job, tokens(0), tokens(1))
     again = asyncio.create_task(stage.send(SENT))
     await until(lambda: len(stage.streams) == 2)
-    for context, caller in OTHER_CALLERS:
+    await until(
+        lambda: [n.joined.request.attempt_id for n in stage.backend.reader_notices] == [job.attempt_id]
+    )
+    for context, caller, prompt in OTHER_CALLS:
         with pytest.raises(InferFluxError) as caught:
-            await stage.send(context, caller)
+            await stage.send(context, caller, prompt)
         assert caught.value.reason == "REQUEST_ID_TAKEN"
     await stage.backend.finish(job, n=4, offset=2)
     assert await first == await again == [0, 1, 2, 3]
@@ -486,9 +492,9 @@ async def test_a_call_that_is_sent_again_when_it_has_ended_gets_its_answer(stage
     await stage.backend.finish(job, n=3)
     assert await first == [0, 1, 2]
     assert await stage.send(SENT) == [0, 1, 2]
-    for context, caller in OTHER_CALLERS:
+    for context, caller, prompt in OTHER_CALLS:
         with pytest.raises(InferFluxError) as caught:
-            await stage.send(context, caller)
+            await stage.send(context, caller, prompt)
         assert caught.value.reason == "REQUEST_ID_TAKEN"
     await stage.background.finish(2)
     assert {s.attempt_id for s in stage.policy.settled if s.usage.completion_tokens} == {job.attempt_id}

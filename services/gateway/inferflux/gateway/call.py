@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from google.protobuf.message import Message
+
 from inferflux.common import attempts, subjects
 from inferflux.common.calls import CallContext
 from inferflux.common.tracing import Span
@@ -28,9 +30,16 @@ class Call:
     span: Span
     context: CallContext
 
-    def new_attempt_id(self) -> str:
-        """Of a job that answers the call."""
-        return attempts.new(caller=self.caller.key_id, idempotency_key=self.context.idempotency_key)
+    def new_attempt_id(self, asked: Message) -> str:
+        """Of a job that answers the call, which asks for this."""
+        idempotency_key = self.context.idempotency_key
+        if not idempotency_key:
+            return attempts.new()
+        return attempts.new(
+            caller=self.caller.key_id,
+            idempotency_key=idempotency_key,
+            asked=asked.SerializeToString(deterministic=True),
+        )
 
     @property
     def subject(self) -> str:

@@ -243,6 +243,9 @@ class Generation:
         if self._relay is not None:
             with contextlib.suppress(Unavailable):  # what is missing is asked for later
                 await self._relay.replay()
+            if not self._relay.state.is_ended:
+                # Not with the next report: the first call's reader may leave before, and end the request.
+                self._services.background.start(self._announce())
 
     async def answer(
         self,

@@ -209,12 +209,12 @@ class Pipeline:
                 params=generation_pb2.GenerationParams(max_tokens=1),
                 priority=caller.capped(priority),
                 epoch=1,
-                attempt_id=call.new_attempt_id(),
                 worker_pools=caller.worker_pools,
                 zone=self._zone,
                 model_digest=card.digest,
                 embedding=scheduler_pb2.EmbeddingTask(text_tokens=map(len, texts.token_ids)),
             )
+            job.attempt_id = call.new_attempt_id(job)
             note_job(call.span, method, job, asked_priority=priority)
             await self._reserve(generation, caller, job, prompt, card)
             await generation.submit(card, job, prompt_field=prompt.field)
@@ -416,7 +416,7 @@ class Pipeline:
             priority=call.caller.capped(request.priority),
             epoch=1,
             resume_window_s=request.resume_window_s,
-            attempt_id=call.new_attempt_id(),
+            attempt_id=call.new_attempt_id(request),
             cache_scope=call.caller.cache_scope,
             same_prompt_as=call.context.same_prompt_as,
             answer_format=answer_format,
