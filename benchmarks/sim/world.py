@@ -54,8 +54,8 @@ class Setup:
 
 
 def new_core(setup: Setup, *, now: float) -> SchedulerCore:
-    """A core that dispatches at once, and takes no job for one that may have run before."""
-    limits = Limits(settle_s=0.0, clock_skew_s=-1e9, prefix_wait_s=setup.prefix_wait_s)
+    """A core that dispatches at once."""
+    limits = Limits(settle_s=0.0, prefix_wait_s=setup.prefix_wait_s)
     return SchedulerCore(
         limits,
         now=now,

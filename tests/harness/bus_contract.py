@@ -470,14 +470,19 @@ class BusContract:
         for number in range(3):
             await own_bus.enqueue(JOBS, b"", msg_id=str(number))
         consumer = await own_bus.consume_jobs(max_outstanding=10)
-        assert consumer.others_through == 3
         await own_bus.enqueue(JOBS, b"", msg_id="new")
-        assert [job.sequence > consumer.others_through for job in await take(consumer, 4)] == [
-            False,
-            False,
-            False,
-            True,
-        ]
+        assert [job.is_inherited for job in await take(consumer, 4)] == [True, True, True, False]
+
+    async def test_none_of_a_queue_that_was_made_anew_went_to_others(self, own_bus: Bus) -> None:
+        await own_bus.ensure_streams(StreamLimits())
+        for number in range(3):
+            await own_bus.enqueue(JOBS, b"", msg_id=str(number))
+        consumer = await own_bus.consume_jobs(max_outstanding=10)
+        await take(consumer, 3)
+        await own_bus._link.api(f"STREAM.DELETE.{subjects.JOBS_STREAM}")
+        await own_bus.enqueue(JOBS, b"", msg_id="new")
+        (job,) = await take(consumer, 1, timeout_s=20)
+        assert (job.sequence, job.is_inherited) == (1, False)
 
     async def test_a_terminated_job_does_not_come_again(self, own_bus: Bus) -> None:
         consumer = await own_bus.consume_jobs(max_outstanding=10)

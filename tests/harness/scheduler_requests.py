@@ -15,7 +15,7 @@ SLICING = FairnessSettings(max_timeslice_tokens=3)
 def make_world(
     fairness: FairnessSettings = PREEMPTING, *, ordinary_share: float = 0.25, **limits: float
 ) -> World:
-    bounds = Limits(settle_s=0.0, clock_skew_s=-1e6, **limits)  # type: ignore[arg-type]
+    bounds = Limits(settle_s=0.0, **limits)  # type: ignore[arg-type]
     world = World(bounds, fairness=fairness, ordinary_share=ordinary_share)
     world.pass_time(0.1)
     return world

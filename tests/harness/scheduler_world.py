@@ -179,7 +179,7 @@ class World:
         ordinary_share: float = 0.25,
         partition: Partition = WHOLE,
     ) -> None:
-        self.limits = limits or Limits(settle_s=0.0, clock_skew_s=-1e6)
+        self.limits = limits or Limits(settle_s=0.0)
         self.now = now
         self._policy = policy
         self._fairness = fairness
@@ -207,6 +207,8 @@ class World:
         # What ran on each engine that was killed so.
         self.deaths: list[set[RequestKey]] = []
         self._sequence = 0
+        # Jobs up to here may have run under a scheduler before this one.
+        self._inherited_through = 0
         self._incarnations = 0
 
     # The world's doings
@@ -239,7 +241,10 @@ class World:
         core = self.core  # what is on its way to a scheduler does not reach the next
 
         def deliver_job() -> list[actions.Action]:
-            return core.on_job(request, sequence, sequence, self.now) if core is self.core else []
+            if core is not self.core:
+                return []
+            is_inherited = sequence <= self._inherited_through
+            return core.on_job(request, sequence, sequence, self.now, is_inherited=is_inherited)
 
         self.tell(deliver_job)
 
@@ -252,6 +257,7 @@ class World:
         """Kill it, start another: what it had in its hands is lost, jobs come again."""
         self.now += 1.0
         self.core = self._new_core(self.core.term + 1)
+        self._inherited_through = self._sequence
         self.in_flight.clear()
         for sequence in self.jobs:
             self.deliver_job(sequence)

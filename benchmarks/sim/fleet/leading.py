@@ -68,6 +68,8 @@ class Leader:
         self._elsewhere = ServedElsewhere()
         # Jobs that the work queue has not given out yet.
         self._coming: deque[Ask] = deque()
+        # Those up to here may have run under an earlier leader.
+        self._inherited_through = 0
         self._is_consuming = False
         self._read_s = 0.0
 
@@ -138,6 +140,7 @@ class Leader:
     def _consume(self) -> None:
         self._is_consuming = True
         self._coming.extend(self._world.queues[self.partition].all())
+        self._inherited_through = max((ask.sequence for ask in self._coming), default=0)
         self._feed()
 
     def _feed(self) -> None:
@@ -151,7 +154,10 @@ class Leader:
 
     def _take(self, ask: Ask) -> None:
         request = to_request(ask)
-        self._decide("job", lambda core, now: core.on_job(request, ask, ask.sequence, now))
+        is_inherited = ask.sequence <= self._inherited_through
+        self._decide(
+            "job", lambda core, now: core.on_job(request, ask, ask.sequence, now, is_inherited=is_inherited)
+        )
 
     # What it decides
 

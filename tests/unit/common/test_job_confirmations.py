@@ -33,7 +33,7 @@ class Server:
 
     async def api(self, operation: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if operation.startswith("STREAM.INFO"):
-            return {"state": {"last_seq": 0}}
+            return {"created": "2026-01-01T00:00:00Z", "state": {"last_seq": 0}}
         self._made = body or self._made
         return {"config": self._made.get("config")}
 
@@ -63,7 +63,15 @@ async def test_one_that_comes_after_a_reconnect_is_no_job() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [b"", b"\xff\xfe", b"$JS.ACK.s.c.one.1.1.1.0", "$JS.ACK.s.c.\u0661.1.1.1.0".encode()]
+    "reply",
+    [
+        b"",
+        b"\xff\xfe",
+        b"$JS.ACK.s.c.one.1.1.1.0",
+        "$JS.ACK.s.c.\u0661.1.1.1.0".encode(),
+        b"$JS.ACK.s.c.1.1.1.1%s.0" % (b"0" * 400),
+        b"$JS.ACK.s.c.1.-1.1.1.0",
+    ],
 )
 async def test_a_delivery_that_is_none_of_the_work_queue_is_ignored(reply: bytes) -> None:
     server = Server()

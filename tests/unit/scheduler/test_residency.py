@@ -16,7 +16,7 @@ from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.limits import Limits
 from inferflux.v1 import host_pb2
 
-LIMITS = Limits(settle_s=0.0, clock_skew_s=-1e6, model_wait_s=5.0)
+LIMITS = Limits(settle_s=0.0, model_wait_s=5.0)
 
 
 def kinds(world: HostWorld) -> list[tuple[str, str]]:

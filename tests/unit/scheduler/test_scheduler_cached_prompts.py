@@ -39,7 +39,7 @@ def status(worker_id: str) -> scheduler_pb2.WorkerStatus:
 
 
 def core_of(policy: PolicyName, *workers: str) -> SchedulerCore:
-    core = SchedulerCore(Limits(settle_s=0.0, clock_skew_s=-1e9), now=START_S, policy=policy)
+    core = SchedulerCore(Limits(settle_s=0.0), now=START_S, policy=policy)
     for worker_id in workers:
         core.on_heartbeat(status(worker_id), START_S)
     core.on_tick(START_S)

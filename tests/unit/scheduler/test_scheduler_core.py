@@ -53,7 +53,7 @@ def _next_job(world: World) -> tuple[scheduler_pb2.InferenceRequest, int, int, f
 
 
 def test_batches_are_cut_at_their_token_limit() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, max_batch_tokens=10, max_batch_size=3))
+    world = World(Limits(settle_s=0.0, max_batch_tokens=10, max_batch_size=3))
     world.pass_time(0.1)
     for i in range(8):
         submit(world, f"r{i}", prompt=12 if i == 0 else 3)
@@ -300,7 +300,7 @@ def test_a_job_that_comes_again_is_run_once(world: World) -> None:
 
 
 def test_held_jobs_are_said_to_be_held_about_every_twenty_seconds() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=1000.0))
+    world = World(Limits(settle_s=0.0, no_worker_timeout_s=1000.0))
     submit(world, "r1")
     world.settle()
     for _ in range(900):
@@ -388,7 +388,7 @@ def test_an_adopted_request_has_ended_only_when_readers_saw_it_end(world: World)
     later = stale.chunk(stale.residents[key], offset=0)
     later.epoch = 5  # of a worker that died since, with the scheduler that knew of it
     world.publish(key, later)
-    world.limits = Limits(settle_s=0.0, clock_skew_s=1.0)
+    world.limits = Limits(settle_s=0.0)
     world.restart_scheduler()
     stale.beat()
     world.settle()
@@ -403,7 +403,7 @@ def test_until_workers_have_reported_a_new_scheduler_ends_nothing_that_may_run(w
     worker = world.add_worker("w1")
     key = submit(world, "r1", max_tokens=20)
     world.settle()
-    world.limits = Limits(settle_s=1.2, clock_skew_s=1.0)
+    world.limits = Limits(settle_s=1.2)
     world.restart_scheduler()
     world.settle()
     world.do(world.core.on_cancel(Attempt(key), world.now)[1])  # the worker has not received it yet
@@ -433,7 +433,7 @@ def test_a_slot_in_which_an_unowned_request_runs_is_not_free_when_its_own_leaves
 
 
 def test_what_runs_is_not_dropped_while_jobs_of_an_earlier_scheduler_still_come() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=1.0, unowned_grace_s=3.0))
+    world = World(Limits(settle_s=0.0, unowned_grace_s=3.0))
     world.pass_time(0.1)
     worker = world.add_worker("w1", slots=1, kv_cells=400)
     key = submit(world, "first", max_tokens=8)
@@ -459,7 +459,7 @@ def test_what_runs_is_not_dropped_while_jobs_of_an_earlier_scheduler_still_come(
 
 
 def test_what_runs_and_has_no_job_is_dropped_once_no_more_come() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=1.0, unowned_grace_s=3.0))
+    world = World(Limits(settle_s=0.0, unowned_grace_s=3.0))
     world.pass_time(0.1)
     worker = world.add_worker("w1", slots=1, kv_cells=400)
     submit(world, "first", max_tokens=8)
@@ -482,7 +482,7 @@ def test_jobs_that_have_ended_do_not_stay_in_memory_until_their_deadlines() -> N
 
 
 def test_models_that_no_worker_serves_are_forgotten_with_their_requests() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=1.0))
+    world = World(Limits(settle_s=0.0, no_worker_timeout_s=1.0))
     world.pass_time(0.1)
     for i in range(5):
         world.submit(make_request(f"r{i}", at=world.now, model=f"model-{i}"))
@@ -496,7 +496,7 @@ def test_models_that_no_worker_serves_are_forgotten_with_their_requests() -> Non
 
 
 def test_while_nothing_can_be_sent_jobs_are_not_said_to_be_held() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=1000.0))
+    world = World(Limits(settle_s=0.0, no_worker_timeout_s=1000.0))
     submit(world, "r1")
     world.settle()
     world.core.on_connection(False, world.now)
@@ -560,10 +560,10 @@ def test_a_refusal_for_a_reason_that_is_not_known_here_is_one_like_any_other(wor
     assert not worker.residents
 
 
-def test_jobs_that_another_scheduler_may_have_had_are_told_by_their_place_in_the_queue(world: World) -> None:
-    """Not by the time at which they were queued: by another clock, that may be after this one started."""
-    world.core.inherit_through(7)
-    for place in (7, 8):
-        request = make_request(f"r{place}", at=world.now)
-        world.core.on_job(request, place, place, world.now)
-    assert [job.is_inherited for job in world.core.jobs.values()] == [True, False]
+def test_no_time_tells_which_jobs_another_scheduler_may_have_had(world: World) -> None:
+    """By another clock, that may be before or after this one started."""
+    for place, at in enumerate((world.now - 1e6, world.now, world.now + 1e6)):
+        for is_inherited in (True, False):
+            request = make_request(f"r{place}-{is_inherited}", at=at)
+            world.core.on_job(request, place, 2 * place + is_inherited, world.now, is_inherited=is_inherited)
+    assert [job.is_inherited for job in world.core.jobs.values()] == [True, False] * 3

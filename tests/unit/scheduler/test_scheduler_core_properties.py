@@ -27,9 +27,7 @@ class Chaos(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(
-            Limits(settle_s=0.5, clock_skew_s=1.0, max_retries=3), policy=self.policy, fairness=self.fairness
-        )
+        self.world = World(Limits(settle_s=0.5, max_retries=3), policy=self.policy, fairness=self.fairness)
         self.world.pass_time(1.0)
         self.world.add_worker("w1")
         self.world.add_worker("w2")

@@ -11,7 +11,7 @@ from inferflux.scheduler.core.checks import check_job
 from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.core.limits import Limits
 
-LIMITS = Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=10.0)
+LIMITS = Limits(settle_s=0.0, no_worker_timeout_s=10.0)
 
 
 @pytest.fixture

@@ -33,9 +33,7 @@ class Fleet:
     """A core with workers, and where it places requests."""
 
     core: SchedulerCore = field(
-        default_factory=lambda: SchedulerCore(
-            Limits(settle_s=0.0, clock_skew_s=-1e9), now=START_S, policy="fcfs"
-        )
+        default_factory=lambda: SchedulerCore(Limits(settle_s=0.0), now=START_S, policy="fcfs")
     )
     placed: dict[str, str] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ LOST = Attempt(RequestKey("acme", "lost"), "a1")
 
 @pytest.fixture
 def world() -> World:
-    world = World(Limits(settle_s=0.0, clock_skew_s=1.0, unowned_grace_s=3.0))
+    world = World(Limits(settle_s=0.0, unowned_grace_s=3.0))
     world.pass_time(0.1)
     return world
 
@@ -60,8 +60,7 @@ def test_a_request_that_is_not_read_any_more_is_forgotten(world: World) -> None:
 
 def test_while_jobs_of_an_earlier_scheduler_come_none_is_suspected(world: World) -> None:
     for i in range(6):
-        world.submit(make_request(f"r{i}", at=900.0))
-        world.settle()
+        world.core.on_job(make_request(f"r{i}", at=world.now), i, i, world.now, is_inherited=True)
         assert read(world, LOST, 1) == []
     assert read(world, LOST, 3) == [LOST]
 

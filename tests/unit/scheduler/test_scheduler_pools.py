@@ -13,7 +13,7 @@ from inferflux.scheduler.core.limits import Limits
 
 @pytest.fixture
 def world() -> World:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6, no_worker_timeout_s=10.0))
+    world = World(Limits(settle_s=0.0, no_worker_timeout_s=10.0))
     world.pass_time(0.1)
     return world
 

@@ -33,7 +33,7 @@ class Stage:
         idle_slots: int = 1,
         has_history: bool = True,
     ) -> None:
-        limits = Limits(settle_s=0.0, clock_skew_s=-1e9, prefix_wait_s=prefix_wait_s)
+        limits = Limits(settle_s=0.0, prefix_wait_s=prefix_wait_s)
         fairness = FairnessSettings(high_priority_threshold=5)
         self.core = SchedulerCore(limits, now=START_S, policy=policy, fairness=fairness)
         self.now = START_S

@@ -183,7 +183,7 @@ def _shared(waiting: list[Job], running: Counter[str]) -> Job | None:
 
 
 def test_a_tenant_gets_the_next_place_beside_a_flood_and_both_then_share() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6))
+    world = World(Limits(settle_s=0.0))
     world.add_worker("w1", slots=8, kv_cells=512)
     world.settle()
     world.pass_time(0.1)
@@ -202,7 +202,7 @@ def test_a_tenant_gets_the_next_place_beside_a_flood_and_both_then_share() -> No
 
 
 def test_urgent_requests_preempt_as_before() -> None:
-    world = World(Limits(settle_s=0.0, clock_skew_s=-1e6), fairness=FairnessSettings(enable_preemption=True))
+    world = World(Limits(settle_s=0.0), fairness=FairnessSettings(enable_preemption=True))
     worker = world.add_worker("w1", slots=2, kv_cells=512)
     world.settle()
     world.pass_time(0.1)

@@ -40,7 +40,7 @@ class Quarantined:
     """A world with workers that have room, and requests that kill."""
 
     def __init__(self, workers: int, *, slots: int = 4, fairness: FairnessSettings | None = None) -> None:
-        self.world = World(Limits(settle_s=0.0, clock_skew_s=-1e6), fairness=fairness)
+        self.world = World(Limits(settle_s=0.0), fairness=fairness)
         for i in range(workers):
             self.world.add_worker(f"w{i}", slots=slots, kv_cells=512)
         self.world.settle()

@@ -18,7 +18,7 @@ from inferflux.scheduler.core.policies import PolicyName, make_policy
 from inferflux.scheduler.core.policy import Policy
 from inferflux.scheduler.core.running import Running
 
-LIMITS = Limits(settle_s=0.0, clock_skew_s=-1e6)
+LIMITS = Limits(settle_s=0.0)
 PREEMPTING = FairnessSettings(enable_preemption=True)
 
 # Request id: tenant, prompt, most tokens, priority; in the order of arrival.

@@ -119,7 +119,7 @@ async def _hand_on(checked: asyncio.Queue[_Checked], guard: GuardedCore, hints: 
 def _take(
     request: scheduler_pb2.InferenceRequest, job: Job, cached_on: Hints, core: SchedulerCore, now: float
 ) -> list[Action]:
-    return core.on_job(request, job, job.sequence, now, cached_on)
+    return core.on_job(request, job, job.sequence, now, cached_on, is_inherited=job.is_inherited)
 
 
 async def _is_good(

@@ -166,7 +166,6 @@ class Leader:
             else:
                 shares = None
             jobs = self._jobs = await self._consume_jobs()
-            self.core.inherit_through(jobs.others_through)
             exits.push_async_callback(jobs.close)
             tasks = {
                 asyncio.create_task(

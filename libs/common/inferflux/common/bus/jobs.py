@@ -35,6 +35,8 @@ _HEARTBEAT_S = 1.0
 _SILENCE_S = 2.5 * _HEARTBEAT_S
 _RETRY_WAIT_S = 0.2
 _REMEMBERED = 16_384
+# Places and times in nanoseconds are no larger.
+_MOST = 2**64 - 1
 _CONFIRM_S = 1.0
 # A consumer without pulls is deleted: one of an earlier division into partitions would keep its subjects.
 _INACTIVE_S = 2 * _EXPIRES_S
@@ -67,24 +69,38 @@ def parse_delivery(reply: bytes) -> _Delivery:
         raise ValueError("too few tokens")
     start = 4 if len(tokens) == 9 else 6
     numbers = [int(token) for token in tokens[start : start + 5]]
+    if not all(0 <= number <= _MOST for number in numbers):
+        raise ValueError("a number that no server counts to")
     return _Delivery(numbers[1], numbers[3])
 
 
 class Job:
-    """A job, held until `ack` or `term`."""
+    """A job, held until `ack` or `term`.
 
-    __slots__ = ("__weakref__", "_consumer", "data", "headers", "key", "reply", "sequence")
+    Attributes:
+        sequence: its place in the queue, rising.
+        is_inherited: it may have gone to a consumer before this one.
+    """
+
+    __slots__ = ("__weakref__", "_consumer", "data", "headers", "is_inherited", "key", "reply", "sequence")
 
     def __init__(
-        self, consumer: JobConsumer, delivery: _Delivery, data: bytes, headers: Mapping[str, str], reply: str
+        self,
+        consumer: JobConsumer,
+        delivery: _Delivery,
+        data: bytes,
+        headers: Mapping[str, str],
+        reply: str,
+        *,
+        is_inherited: bool = False,
     ) -> None:
         self._consumer = consumer
         self.key = delivery.key
         self.reply = reply
         self.data = data
         self.headers = headers
-        # Its place in the queue, rising.
         self.sequence = delivery.sequence
+        self.is_inherited = is_inherited
 
     @property
     def stored_unix_s(self) -> float:
@@ -110,9 +126,6 @@ class JobConsumer:
     Args:
         name: of the durable: another one made under the same name takes over.
         filters: the subjects it takes; none: all.
-
-    Attributes:
-        others_through: jobs up to this place in the queue may have gone to a consumer before this one.
     """
 
     def __init__(
@@ -151,7 +164,9 @@ class JobConsumer:
         # The server of a cluster that led the consumer when it was made.
         self._leader = ""
         self._clock = ServerClock(link, subjects.JOBS_STREAM)
-        self.others_through = 0
+        # When the queue was made, and the last place in it before this consumer was there.
+        self._queue_made = ""
+        self._inherited_through = 0
 
     @property
     def is_closed(self) -> bool:
@@ -165,7 +180,6 @@ class JobConsumer:
             Unavailable, DeadlineExceeded: JetStream or the stream is not there.
         """
         await self._make_consumer()
-        await self._look_at_queue()
         self._sid = self._link.client.tap(f"{self._inbox}.*", self._on_message)
         self._task = asyncio.get_running_loop().create_task(self._pump(), name="job pump")
 
@@ -292,7 +306,8 @@ class JobConsumer:
             except InferFluxError:
                 log.debug("could not repeat an acknowledgement", sequence=delivery.sequence)
         else:
-            job = Job(self, delivery, data, headers, reply)
+            is_inherited = delivery.sequence <= self._inherited_through
+            job = Job(self, delivery, data, headers, reply, is_inherited=is_inherited)
             self._held[job.key] = job
             self._buffer.append(job)
             self._arrived.set()
@@ -353,12 +368,22 @@ class JobConsumer:
                 await self._make_consumer()
 
     async def _look_at_queue(self) -> None:
+        """Note what others may have had of it. A queue that was made anew counts from 1 again, and all of its
+        jobs come here first."""
         try:
             info = await self._link.api(f"STREAM.INFO.{subjects.JOBS_STREAM}")
         except ApiError as error:
+            if error.err_code == jetstream.STREAM_NOT_FOUND:
+                raise _no_queue() from None
             raise error.to_error() from error
         self._clock.note(info)
-        self.others_through = int(info["state"]["last_seq"])
+        made = info["created"]
+        if self._task is None:
+            self._inherited_through = int(info["state"]["last_seq"])
+        elif made != self._queue_made:
+            log.info("the queue was made anew", made=made, before=self._queue_made)
+            self._inherited_through = 0
+        self._queue_made = made
 
     async def _info(self) -> dict[str, Any] | None:
         try:
@@ -384,6 +409,7 @@ class JobConsumer:
 
     async def _create(self) -> bool:
         """False when there is another of its name."""
+        await self._look_at_queue()
         body = {
             "stream_name": subjects.JOBS_STREAM,
             "action": "create",

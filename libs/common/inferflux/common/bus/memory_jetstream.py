@@ -56,6 +56,7 @@ class _Stream:
     # Message id -> its sequence and when it was stored, monotonic.
     ids: dict[str, tuple[int, float]] = field(default_factory=dict)
     consumers: dict[str, _Consumer] = field(default_factory=dict)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
 
     def takes(self, subject: str) -> bool:
         return any(matches(pattern, subject) for pattern in self.config["subjects"])
@@ -246,6 +247,7 @@ class MemoryJetStream:
         now = datetime.fromtimestamp(time.time_ns() / jetstream.NANOSECONDS, UTC)
         return {
             "ts": now.isoformat(),
+            "created": stream.created,
             "state": {"messages": len(stream.messages), "last_seq": stream.last_sequence},
         }
 

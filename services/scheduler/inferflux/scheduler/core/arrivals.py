@@ -22,25 +22,15 @@ _NOT_SHARING = (scheduler_pb2.PREFIX_SHARING_UNSPECIFIED, scheduler_pb2.PREFIX_S
 
 
 class Arrivals:
-    """Makes jobs of requests, and admits new ones.
+    """Makes jobs of requests, and admits new ones."""
 
-    Args:
-        now: when this scheduler starts, in seconds since the Unix epoch.
-    """
-
-    def __init__(self, state: SchedulerState, planner: Planner, rates: ModelRates, now: float) -> None:
+    def __init__(self, state: SchedulerState, planner: Planner, rates: ModelRates) -> None:
         limits = state.limits
         self._state = state
         self._planner = planner
         self._rates = rates
         self._bounds = Bounds(limits.max_queued, limits.max_queued_per_tenant, limits.queue_limit)
-        self._inherited_before_s = now + limits.clock_skew_s
-        self._inherited_through = 0
         self._arrivals = 0
-
-    def inherit_through(self, sequence: int) -> None:
-        """Have jobs up to this place in the work queue count as those of an earlier scheduler."""
-        self._inherited_through = sequence
 
     def make_job(
         self,
@@ -49,15 +39,17 @@ class Arrivals:
         sequence: int,
         now: float,
         cached_on: Mapping[str, int],
+        *,
+        is_inherited: bool,
     ) -> Job:
-        """The job of a request; one that was enqueued before this scheduler started is inherited.
+        """The job of a request.
 
         Args:
             cached_on: prompt tokens that workers have cached, by worker id.
+            is_inherited: it may have run under an earlier scheduler.
         """
         self._arrivals += 1
         enqueued_s = min(max(request.enqueued_unix_ms / 1000 or now, now - _OLDEST_S), now)
-        is_inherited = sequence <= self._inherited_through or enqueued_s < self._inherited_before_s
         job = Job(
             key=RequestKey(request.tenant, request.request_id),
             request=request,

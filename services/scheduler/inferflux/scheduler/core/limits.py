@@ -39,8 +39,6 @@ class Limits:
     unread_limit_s: float = 30.0
     # A held job says so this often.
     hold_interval_s: float = 20.0
-    # Jobs enqueued less than this before the start may have run under an earlier scheduler: clocks differ.
-    clock_skew_s: float = 1.0
     # Heartbeats in a row that must lack an accepted request before it counts as lost.
     mismatch_threshold: int = 2
     # A running request that makes no progress for this long is requeued; 0: never.

@@ -103,7 +103,7 @@ class SchedulerCore:
         self._planner = Planner(self._state, name=name)
         self._reports = WorkerReports(self._state)
         self._answers = BatchAnswers(self._state, self._planner, self._reports)
-        self._arrivals = Arrivals(self._state, self._planner, self._reports.rates, now)
+        self._arrivals = Arrivals(self._state, self._planner, self._reports.rates)
         self._residency = Residency(self._state, wait_s=limits.model_wait_s, partition=partition)
         self._unserved = UnservedModels(self._state, self._residency.is_expected)
         self._started_s = now
@@ -148,10 +148,6 @@ class SchedulerCore:
     @property
     def table(self) -> SlotTable:
         return self._state.table
-
-    def inherit_through(self, sequence: int) -> None:
-        """Have jobs up to this place in the work queue count as those of an earlier scheduler."""
-        self._arrivals.inherit_through(sequence)
 
     @property
     def is_settled(self) -> bool:
@@ -227,12 +223,15 @@ class SchedulerCore:
         sequence: int,
         now: float,
         cached_on: Mapping[str, int] | None = None,
+        *,
+        is_inherited: bool = False,
     ) -> list[Action]:
         """A job from the work queue.
 
         Args:
             sequence: its place there: a job that comes again keeps it.
             cached_on: prompt tokens that workers have cached, by worker id.
+            is_inherited: it may have run under an earlier scheduler.
         """
         key = RequestKey(request.tenant, request.request_id)
         held = self.jobs.get(key)
@@ -241,7 +240,9 @@ class SchedulerCore:
             return []
         if held is not None or self._state.has_finished(key, sequence):
             return [actions.Ack(key, handle, request.model, "duplicate")]
-        job = self._arrivals.make_job(request, handle, sequence, now, cached_on or {})
+        job = self._arrivals.make_job(
+            request, handle, sequence, now, cached_on or {}, is_inherited=is_inherited
+        )
         self._state.add(job, now)
         self._lost_jobs.forget(Attempt(key, job.attempt_id))
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
