@@ -48,6 +48,15 @@ def test_one_is_sure_of_nothing_before_it_has_listened() -> None:
     assert alone.is_owner("0-of-2", 1.0)
 
 
+def test_no_more_schedulers_are_known_than_partitions_could_need_and_those_that_are_stay_so() -> None:
+    one = members()
+    for i in range(1000):
+        one.on_alive(f"s{i}", 1.0)
+    one.on_alive("s0", 2.0)
+    assert len(one.live(2.0)) == 257
+    assert "s0" in one.live(2.6)
+
+
 def test_who_is_silent_for_three_intervals_is_gone_and_who_leaves_is_so_at_once() -> None:
     one = members()
     one.on_alive("b", 1.0)

@@ -16,6 +16,8 @@ from functools import lru_cache
 
 # A scheduler is gone that was silent for this many of the intervals that it publishes at.
 _MISSED = 3
+# Names that are kept: a partition has one owner, and there are no more than 64 of these.
+_MOST = 256
 # Who has just started, or was cut off, listens for this many intervals before it counts on what it received.
 _LISTENS = 2
 # A leader gives a partition back once another scheduler has been its owner for this many leases: one that
@@ -50,8 +52,9 @@ class Members:
         self._listens_until_s = now + _LISTENS * interval_s
 
     def on_alive(self, name: str, now: float) -> None:
-        """A scheduler has published that it lives."""
-        self._seen_s[name] = now
+        """A scheduler has published that it lives. Beyond `_MOST` of them a new one is ignored."""
+        if name in self._seen_s or len(self._seen_s) < _MOST:
+            self._seen_s[name] = now
 
     def on_left(self, name: str) -> None:
         """It has published that it leaves."""
