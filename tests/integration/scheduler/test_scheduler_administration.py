@@ -11,6 +11,7 @@ from harness.scheduler_stage import Stage
 
 from inferflux.common import subjects
 from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound
+from inferflux.common.leaders import ask_who_has
 from inferflux.common.partitions import divide
 from inferflux.v1 import scheduler_pb2
 
@@ -80,7 +81,14 @@ async def test_a_worker_of_one_partition_is_drained_though_the_other_does_not_kn
     worker = await theatre.add_worker("w1")
     await theatre.status(lambda s: len(s.workers) == 1)
     for _ in range(5):  # whichever is faster
-        reply = await ask(theatre, Request(drain=scheduler_pb2.DrainRequest(worker_id="w1")))
+        reply = await ask_who_has(
+            theatre.bus,
+            subjects.SCHEDULER_ADMIN,
+            Request(drain=scheduler_pb2.DrainRequest(worker_id="w1")),
+            Reply,
+            timeout_s=LIMIT_S,
+            is_found=lambda each: each.WhichOneof("reply") == "drain",
+        )
         assert reply.WhichOneof("reply") == "drain"
     async with asyncio.timeout(LIMIT_S):
         while not worker.is_draining:
