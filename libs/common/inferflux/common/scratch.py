@@ -33,7 +33,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 
 def _remove_if_left(lock_file: Path) -> None:
-    """Remove the folder of a lock that nobody holds; leave what is of other users, or goes at this moment."""
+    """Remove the folder of a lock that is free, unless it is another user's or has just been removed."""
     with contextlib.suppress(OSError):
         lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)
         try:
