@@ -104,6 +104,21 @@ def test_services_ask_sentinels_that_watch_a_primary_and_its_replicas(tmp_path: 
     assert all(config.stat().st_mode & 0o777 == 0o600 for config in configs)
 
 
+def test_servers_of_a_cluster_have_other_data_than_a_primary_and_its_replicas(tmp_path: Path) -> None:
+    """Their names are the same. A cluster is not made of others' data; a replica drops it."""
+    cluster = replace(PORTS, redis=tuple(range(2000, 2006)), redis_buses=tuple(range(3000, 3006)))
+    folders = [
+        {spec.data_dir for stage in stages for spec in stage if spec.kind == "valkey"}
+        for stages in (
+            made(tmp_path, StackOptions()),
+            made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS),
+            made(tmp_path, StackOptions(redis_servers=6), ports=cluster),
+        )
+    ]
+    assert [len(each) for each in folders] == [1, 3, 6]
+    assert len(set().union(*folders)) == 10
+
+
 def test_the_server_that_was_the_primary_is_it_again_at_the_next_start(tmp_path: Path) -> None:
     """Ports are others then; the last of the sentinels to be told of a failover knows."""
     made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS)

@@ -109,7 +109,9 @@ def plan(
     watched = _watched(ports, state_dir, access)
 
     def valkey(name: str, port: int, bus_port: int | None) -> ProcessSpec:
-        data = state_dir / name
+        # A server of a cluster has a part of the keys: it neither starts on the data of a primary and its
+        # replicas, which have the same names, nor leaves its own to them, for a replica would replace it.
+        data = state_dir / (f"cluster-{name}" if bus_port else name)
         operator = redis_users.OPERATOR
         member = bus_port and ValkeyMember(bus_port, operator, access.redis[operator])
         command = valkey_command(
