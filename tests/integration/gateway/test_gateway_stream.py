@@ -77,7 +77,7 @@ async def test_a_call_that_is_sent_again_is_answered_and_another_callers_is_refu
     gateway: GatewayProcess, policy: PolicyProcess, admin_key: str, client: Client, backend: Backend
 ) -> None:
     def send(key: str, idempotency_key: str) -> grpc.aio.UnaryStreamCall[Any, Any]:
-        sent_as = grpc_client.outgoing(api_key=key, request_id="again-1")
+        sent_as = grpc_client.outgoing(api_key=key, request_id="resent-1")
         request = inference_pb2.GenerateRequest(model="demo", text="Hi")
         metadata = (*sent_as, (grpc_metadata.IDEMPOTENCY_KEY, idempotency_key))
         return gateway.inference.Generate(request, metadata=metadata, timeout=60)
@@ -93,7 +93,7 @@ async def test_a_call_that_is_sent_again_is_answered_and_another_callers_is_refu
         return ids
 
     first = send(client.key, "one call")
-    job = await backend.job("again-1")
+    job = await backend.job("resent-1")
     await backend.say(job, tokens(0), tokens(1))
     again = send(client.key, "one call")
     begins = await next_ids(again)
