@@ -33,3 +33,9 @@ def test_a_gateway_that_says_nothing_is_given_up_within_the_resume_window_and_al
     ping_ms, answer_ms = int(own["grpc.keepalive_time_ms"]), int(own["grpc.keepalive_timeout_ms"])
     assert ping_ms + answer_ms < Patience().window_s * 1000
     assert ping_ms > int(theirs["grpc.http2.min_recv_ping_interval_without_data_ms"])
+
+
+def test_a_channel_rests_before_the_gateway_closes_its_connection() -> None:
+    """gRPC makes a connection that was closed anew at once where addresses take turns."""
+    own, theirs = dict(OWN_OPTIONS), dict(SERVER_OPTIONS)
+    assert int(own["grpc.client_idle_timeout_ms"]) < int(theirs["grpc.max_connection_idle_ms"])
