@@ -110,6 +110,7 @@ def test_no_other_file_of_the_services_writes_and_renames_by_itself() -> None:
     assert sorted(found) == [
         "cli/inferflux/cli/stack/supervisor.py",  # a log that is set aside
         "libs/common/inferflux/common/private_files.py",
+        "libs/common/inferflux/common/scratch.py",  # a lock, once it is held
         "services/gateway/inferflux/gateway/spans.py",  # of a span
         "services/worker/inferflux/worker/engine/tiers/folder.py",  # a whole file into another folder
         "services/worker/inferflux/worker/store/folder.py",  # whole folders
