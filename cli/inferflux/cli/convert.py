@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from .bars import bar
 from .command import make_console
 from .errors import CommandError
 from .out_types import OutType
@@ -44,22 +45,15 @@ def convert(
         raise CommandError(f"{path} is there already: --force replaces it")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("tensors"), TimeElapsedColumn())
     console = Console(stderr=True)
-    # Into a file it would print an empty line, and nothing else.
-    with Progress(
-        TextColumn("{task.description}"),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task(escape(path.name), total=None)
+    with bar(console, TextColumn("{task.description}"), *columns) as progress:
+        task = progress.add_task(escape(path.name), total=None)
         try:
             made = convert_folder(
                 given,
                 path,
                 out_type=outtype,
                 name=name,
-                on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+                on_progress=lambda done, total: progress.update(task, completed=done, total=total),
             )
         except ConversionError as error:
             raise CommandError(str(error)) from None

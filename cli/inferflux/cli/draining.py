@@ -8,11 +8,12 @@ from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from inferflux.common.errors import Unavailable
 from inferflux.v1 import scheduler_pb2
 
+from .bars import bar
 from .errors import CommandError
 
 Updates = AsyncGenerator[scheduler_pb2.DrainProgress, None]
@@ -67,14 +68,12 @@ class _Display:
         self._console = console
         self._most = 0
         self._said = ""
-        self._progress = Progress(
+        self._progress = bar(
+            console,
             TextColumn(f"draining [bold]{escape(worker_id)}[/]"),
             BarColumn(),
             TextColumn("{task.fields[left]}"),
             TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("", left="", total=None)
 

@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    Progress,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -21,6 +20,7 @@ from rich.progress import (
 
 from inferflux.v1 import model_pb2
 
+from .bars import bar
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .errors import CommandError
@@ -123,21 +123,14 @@ async def _follow(jobs: AsyncGenerator[model_pb2.StoreJob, None]) -> model_pb2.S
     last: model_pb2.StoreJob | None = None
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    # Into a file it would print an empty line, and nothing else.
-    with Progress(
-        TextColumn("{task.description}"),
-        *columns,
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task("", total=None)
+    with bar(console, TextColumn("{task.description}"), *columns) as progress:
+        task = progress.add_task("", total=None)
         try:
             async for job in jobs:
                 last = job
                 doing = f"{job.name} {job.doing}".strip()
                 progress.update(
-                    bar, description=escape(doing), total=job.total_bytes or None, completed=job.done_bytes
+                    task, description=escape(doing), total=job.total_bytes or None, completed=job.done_bytes
                 )
         except asyncio.CancelledError:
             if last is not None:
