@@ -7,7 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import admin_limits, checks
+from inferflux.common import admin_limits
 from inferflux.common.grpc_interceptor import caller_as
 from inferflux.common.model_names import allows
 from inferflux.common.model_sources import parse_source
@@ -45,13 +45,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
     async def GetModel(
         self, request: model_pb2.GetModelRequest, context: Context
     ) -> model_pb2.GetModelResponse:
-        await self._models.settled()
-        name, adapter = await self._models.choose(request.name)
-        checks.check_model_name(name, field="name")
-        caller_as(Caller).check_model(name, adapter)
-        model = await self._models.get(name)
-        if adapter:
-            self._models.adapter(name, adapter)
+        model, _ = await self._models.named_for(caller_as(Caller), request.name, field="name")
         return model_pb2.GetModelResponse(model=model)
 
     async def LoadModel(

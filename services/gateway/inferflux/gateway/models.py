@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from inferflux.common import adapters, subjects
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
+from inferflux.common.checks import check_model_name
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable, from_code
 from inferflux.common.heartbeats import parse_without_requests
 from inferflux.common.hosts import chosen_digest, worker_ids
@@ -284,6 +285,23 @@ class ModelRegistry:
         await self.settled()
         model = self.resolve(name)
         return (model, "") if self._is_known(model) else (self.resolve(base), adapter)
+
+    async def named_for(
+        self, caller: Caller, name: str, *, field: str
+    ) -> tuple[model_pb2.Model, model_pb2.AdapterCard | None]:
+        """The model that a caller asks about, and the adapter of it, if the name means one.
+
+        Raises:
+            InvalidArgument: it is no name of a model; names `field`.
+            PermissionDenied: the caller may not use it.
+            InferFluxError: as `get` and `adapter`.
+        """
+        await self.settled()
+        model, adapter = await self.choose(name)
+        check_model_name(model, field=field)
+        caller.check_model(model, adapter)
+        found = await self.get(model)
+        return found, self.adapter(model, adapter) if adapter else None
 
     def _is_known(self, name: str) -> bool:
         return self._card(name) is not None or self.table.get(name, self._clock()) is not None

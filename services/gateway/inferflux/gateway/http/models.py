@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferflux.common import checks
 from inferflux.common.adapters import joined
 from inferflux.common.model_names import allows
 from inferflux.common.model_roles import name_of
@@ -42,14 +41,10 @@ class GetModel:
         self._created = created
 
     async def __call__(self, request: Request) -> None:
-        await self._models.settled()
-        name, adapter = await self._models.choose(str(request.exchange.path_params["model"]))
-        checks.check_model_name(name)
-        request.caller.check_model(name, adapter)
-        model = await self._models.get(name)
-        if adapter:
-            chosen = self._models.adapter(name, adapter)
-            await request.exchange.answer_json(adapter_json(model, chosen, self._created))
+        name = str(request.exchange.path_params["model"])
+        model, adapter = await self._models.named_for(request.caller, name, field="model")
+        if adapter is not None:
+            await request.exchange.answer_json(adapter_json(model, adapter, self._created))
         else:
             await request.exchange.answer_json(to_json(model, self._created))
 
