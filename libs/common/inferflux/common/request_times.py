@@ -42,6 +42,11 @@ def deadline_s(request: scheduler_pb2.InferenceRequest, *, now_s: float, unix_s:
     return monotonic_s(at_ms, now_s=now_s, unix_s=unix_s) if at_ms else math.inf
 
 
+def queue_ms(request: scheduler_pb2.InferenceRequest, *, unix_s: float) -> float:
+    """How long a request has waited until now, by our wall clock; never negative."""
+    return max(unix_s - request.enqueued_unix_ms / 1000, 0.0) * 1000
+
+
 def set_clock(request: scheduler_pb2.InferenceRequest, *, theirs_ms: int, ours_ms: int) -> None:
     """Set the times of a request to our clock.
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from inferflux.common.errors import InferFluxError, to_failed
-from inferflux.common.request_times import deadline_s
+from inferflux.common.request_times import deadline_s, queue_ms
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 Tokens = npt.NDArray[np.int32]
@@ -127,6 +127,6 @@ def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: fl
         arrival=arrival,
         texts=list(np.split(ids, ends)),
         deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
-        queue_ms=max(unix_s - request.enqueued_unix_ms / 1000, 0.0) * 1000,
+        queue_ms=queue_ms(request, unix_s=unix_s),
         started_s=now_s,
     )

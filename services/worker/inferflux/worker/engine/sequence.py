@@ -12,7 +12,7 @@ import numpy as np
 from inferflux.common.answers.syntax import END_THINK, SYNTAXES, THINK
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.common.images import without_placeholders
-from inferflux.common.request_times import deadline_s, monotonic_s
+from inferflux.common.request_times import deadline_s, monotonic_s, queue_ms
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .breakers import BreakerFinder
@@ -338,7 +338,7 @@ def sequence_of(
         reasoning=ReasoningCount(form.reasoning) if form is not None and form.reasoning else None,
         deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
         enqueued_s=enqueued_s,
-        queue_ms=max(now_s - enqueued_s, 0.0) * 1000,
+        queue_ms=queue_ms(request, unix_s=unix_s),
         started_s=now_s,
         run=item.run,
         generated=len(generated),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.request_times import deadline_s
+from inferflux.common.request_times import deadline_s, queue_ms
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.text import TextAssembler
 
@@ -158,7 +158,7 @@ def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: fl
         urgency_key=item.urgency_key,
         arrival=arrival,
         yields_at=len(generated) + item.token_budget if item.token_budget else 0,
-        queue_ms=max(unix_s - request.enqueued_unix_ms / 1000, 0.0) * 1000,
+        queue_ms=queue_ms(request, unix_s=unix_s),
         started_s=now_s,
         deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
         text=TextAssembler(request.params.stop),
