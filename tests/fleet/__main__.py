@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import apart, clocks, namespaces
+from . import clocks, namespaces, process_namespace
 from .cases import CHAOS, CLOCKS, case_of
 from .layout import SLOTS, STEP_S
 from .run import run
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None, help="write what each case gave to this file")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every fault as it happens")
     asked = parser.parse_args()
-    if why := "" if apart.is_apart() else namespaces.missing() or apart.missing():
+    if why := "" if process_namespace.is_inside() else namespaces.missing() or process_namespace.missing():
         print(f"no fleet can be started: {why}", file=sys.stderr)
         return SKIPPED
     try:
@@ -64,8 +64,8 @@ def main() -> int:
         print("no clock can be set: libfaketime is missing (Debian: faketime)", file=sys.stderr)
         return SKIPPED
     limit_s = _START_AND_END_S + sum(case.limit_s for case in cases)
-    if not apart.is_apart():
-        return apart.again(sys.argv[1:], limit_s + _GRACE_S)
+    if not process_namespace.is_inside():
+        return process_namespace.again(sys.argv[1:], limit_s + _GRACE_S)
     # Whatever hangs, the stacks of all threads are told then, and the run ends.
     faulthandler.dump_traceback_later(limit_s + _GRACE_S, exit=True)
     try:

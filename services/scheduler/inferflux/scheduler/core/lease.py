@@ -261,7 +261,7 @@ class Lease:
 
     def _may_claim(self, seen: _Seen, now: float, *, is_first: bool) -> bool:
         age_s = now - seen.since_s
-        # Also where it is not known yet who is to lead: the process that led is gone.
+        # Also where the owner of the partition is not known yet: the process that led is gone.
         own_name = is_first and seen.record is not None and seen.record.holder == self._own.holder
         if not self._is_wanted:
             return own_name or age_s >= 2 * self.times.duration_s

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from inferflux.common.servers import dying_with_parent
 
-_INSIDE = "FLEET_IS_APART"
+_INSIDE = "FLEET_PROCESS_NAMESPACE"
 # A run has a few descriptors for each host and each client.
 _DESCRIPTORS = 1024
 _TRIAL_LIMIT_S = 10.0
@@ -23,7 +23,7 @@ _TRIAL_LIMIT_S = 10.0
 _BEYOND_S = 30.0
 
 
-def is_apart() -> bool:
+def is_inside() -> bool:
     """Whether this process is in such a namespace."""
     return _INSIDE in os.environ
 
@@ -50,7 +50,7 @@ def missing() -> str:
 
 
 def again(arguments: Sequence[str], limit_s: float) -> int:
-    """Run this program once more, apart; returns its exit status.
+    """Run this program once more, in such a namespace; returns its exit status.
 
     Args:
         limit_s: after which it ends by itself. It is killed somewhat later.
