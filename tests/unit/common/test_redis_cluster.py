@@ -40,7 +40,7 @@ def test_a_url_names_servers_and_how_each_of_the_cluster_is_called() -> None:
         ("redis-cluster://a:1,", "a server is not host:port"),
         ("redis-cluster://a:70000", "a server is not host:port"),
         ("redis-cluster://a:1/3", "the database 0 alone"),
-        ("redis-cluster://a:1?unknown=x", "unexpected keyword argument"),
+        ("redis-cluster://a:1?unknown=x", "unknown is no option"),
         ("redis+cluster://a:1", "redis-cluster://"),
     ],
 )

@@ -33,8 +33,11 @@ def test_passwords_of_servers_and_of_sentinels_are_told_apart() -> None:
         ("redis+sentinel://a:1,/store", "a sentinel is not host:port"),
         ("redis+sentinel://a:70000/store", "a sentinel is not host:port"),
         ("redis+sentinel://a:1/store/x", "the number of a database"),
+        ("redis+sentinel://[::1/store", "a sentinel is not host:port"),
+        ("redis+sentinel://a:1:2/store", "a sentinel is not host:port"),
+        ("redis+sentinel://a:1//0", "the name of the service"),
         ("redis+sentinel://a:1/store?sentinel_pass=x", "sentinel_pass is no option"),
-        ("redis+sentinel://a:1/store?unknown=x", "unexpected keyword argument"),
+        ("redis+sentinel://a:1/store?unknown=x", "unknown is no option"),
     ],
 )
 def test_what_is_wrong_is_said_by_name(url: str, why: str) -> None:

@@ -17,15 +17,13 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool, ConnectionPool, parse_url
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
+from inferflux.common.redis_url import BadRedisUrl, host_and_port
+
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _FORM = "redis+sentinel://[user:password@]host:port,host:port/service[/db]"
 _PORT = 26379
 # A sentinel that does not answer is passed by for the next one.
 _ASK_LIMIT_S = 0.3
-
-
-class BadSentinelUrl(Exception):
-    """A URL that cannot be used; the text has nothing of its passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,41 +57,31 @@ def parse(url: str) -> SentinelUrl:
     `sentinel_password`; other options are as in a URL of one server.
 
     Raises:
-        BadSentinelUrl: says which part is wrong.
+        BadRedisUrl: says which part is wrong.
     """
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
     servers, _, path = place.partition("/")
     login, _, hosts = servers.rpartition("@")
-    service, _, database = path.strip("/").partition("/")
+    service, _, database = path.removesuffix("/").partition("/")
     if not service:
-        raise BadSentinelUrl(f"the name of the service that the sentinels watch is missing: {_FORM}")
-    if database and not database.isdecimal():
-        raise BadSentinelUrl(f"after the service comes the number of a database: {_FORM}")
+        raise BadRedisUrl(f"the name of the service that the sentinels watch is missing: {_FORM}")
+    if database and not (database.isascii() and database.isdecimal()):
+        raise BadRedisUrl(f"after the service comes the number of a database: {_FORM}")
     options = parse_qsl(query, keep_blank_values=True)
     own = {name: value for name, value in options if name.startswith("sentinel_")}
     known = {"sentinel_username": "username", "sentinel_password": "password"}
-    if unknown := own.keys() - known:
-        raise BadSentinelUrl(f"{min(unknown)} is no option of it: there are {' and '.join(known)}")
     scheme = scheme.removesuffix("+sentinel")
     others = urlencode([(name, value) for name, value in options if name not in own])
     return SentinelUrl(
-        sentinels=tuple(_address(host) for host in hosts.split(",")),
+        sentinels=tuple(
+            host_and_port(host.strip(), _PORT, what="a sentinel", form=_FORM) for host in hosts.split(",")
+        ),
         service=unquote(service),
         server_url=f"{scheme}://{login}{'@' if login else ''}primary/{database or 0}?{others}",
         login={known[name]: value for name, value in own.items()},
         has_tls=scheme == "rediss",
     )
-
-
-def _address(text: str) -> tuple[str, int]:
-    """One sentinel's. What was not escaped in a password may be here, so nothing of it is told."""
-    text = text.strip()
-    has_port = ":" in text.rpartition("]")[2]
-    host, _, port = text.rpartition(":") if has_port else (text, "", str(_PORT))
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise BadSentinelUrl(f"a sentinel is not host:port: {_FORM}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class SentinelPool(BlockingConnectionPool):

@@ -14,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.backoff import ExponentialWithJitterBackoff
 
-from inferflux.common import sentinel
+from inferflux.common import redis_url, sentinel
 from inferflux.common.errors import InvalidArgument, Unavailable
 from inferflux.common.redis_cluster import url as cluster
 from inferflux.common.redis_cluster.client import ClusterRedis
@@ -35,10 +35,6 @@ _REFUSALS = ("MISCONF", "NOREPLICAS", "BUSY ")
 FAILURES = (redis.exceptions.RedisError, OSError, TimeoutError)
 # How uvloop's RuntimeError for a write to a closed transport ends.
 _CLOSED_TRANSPORT = "the handler is closed"
-_BAD_URL = (
-    "not a URL of redis://, rediss://, redis+sentinel://, redis-cluster:// or unix://, or one with a wrong "
-    "option. In a password, / ? # @ : % are written %2F %3F %23 %40 %3A %25"
-)
 
 
 class _Connection(AbstractConnection):
@@ -91,19 +87,18 @@ def connect(url: str, *, tls: TlsFiles | None = None) -> redis.asyncio.Redis:
         InvalidArgument: the URL is not one, or a file of `tls` cannot be used.
     """
     try:
-        if "cluster" in url.partition("://")[0] and not cluster.is_of_cluster(url):
-            raise _refused(f"a Redis Cluster is named by {' or '.join(f'{s}://' for s in cluster.SCHEMES)}")
+        redis_url.check(url)
         if cluster.is_of_cluster(url):
             target = cluster.parse(url)
             return ClusterRedis(target.seeds, lambda address: _one(target.of_server(address), tls))
         if sentinel.is_of_sentinels(url):
             return _over(_pool_of_sentinels(sentinel.parse(url), tls))
         return _one(url, tls)
-    except (sentinel.BadSentinelUrl, cluster.BadClusterUrl) as error:
+    except redis_url.BadRedisUrl as error:
         raise _refused(str(error)) from None
     except (ValueError, TypeError, redis.exceptions.RedisError) as error:
-        # The client's own text may have a part of a password that was not escaped.
-        raise _refused(_BAD_URL if "@" in url else str(error)) from None
+        # Scheme, addresses and names of options are right. What is left are values of options.
+        raise _refused(f"a value of an option: {error}") from None
 
 
 async def has_replicas(client: redis.asyncio.Redis, key: str) -> bool:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inferflux.common.redis_url import BadRedisUrl, host_and_port
+
 from .slots import Address
 
 SCHEMES = {"redis-cluster": "redis", "rediss-cluster": "rediss"}
 _FORM = "redis-cluster://[user:password@]host:port,host:port[/0]"
 _PORT = 6379
-
-
-class BadClusterUrl(Exception):
-    """A URL that cannot be used; the text has nothing of its passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +44,13 @@ def parse(url: str) -> ClusterUrl:
     are as in a URL of one server.
 
     Raises:
-        BadClusterUrl: says which part is wrong.
+        BadRedisUrl: says which part is wrong.
     """
     scheme, _, rest = url.partition("://")
     place, _, query = rest.partition("?")
     servers, _, database = place.partition("/")
     login, _, hosts = servers.rpartition("@")
     if database not in ("", "0"):
-        raise BadClusterUrl(f"a cluster has the database 0 alone: {_FORM}")
-    return ClusterUrl(tuple(_address(host) for host in hosts.split(",")), SCHEMES[scheme], login, query)
-
-
-def _address(text: str) -> Address:
-    """One server's. What was not escaped in a password may be here, so nothing of it is told."""
-    text = text.strip()
-    has_port = ":" in text.rpartition("]")[2]
-    host, _, port = text.rpartition(":") if has_port else (text, "", str(_PORT))
-    if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
-        raise BadClusterUrl(f"a server is not host:port: {_FORM}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+        raise BadRedisUrl(f"a cluster has the database 0 alone: {_FORM}")
+    seeds = (host_and_port(host.strip(), _PORT, what="a server", form=_FORM) for host in hosts.split(","))
+    return ClusterUrl(tuple(seeds), SCHEMES[scheme], login, query)
