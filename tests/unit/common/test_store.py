@@ -30,6 +30,6 @@ def test_a_password_is_in_no_error(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["redis://host", "rediss://host:6380/3", "unix:///tmp/redis.sock"])
 def test_a_connection_can_be_made_for_every_kind_of_url(url: str) -> None:
-    pool = store.connect(f"{url}?decode_responses=true").connection_pool
+    pool = store.connect(f"{url}?socket_timeout=3").connection_pool
     assert isinstance(pool, redis.asyncio.BlockingConnectionPool)
     assert pool.connection_class(**pool.connection_kwargs).encoder.decode_responses is False

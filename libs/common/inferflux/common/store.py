@@ -118,7 +118,6 @@ def _one(url: str, tls: TlsFiles | None) -> redis.asyncio.Redis:
 
 
 def _over(pool: redis.asyncio.BlockingConnectionPool) -> redis.asyncio.Redis:
-    pool.connection_kwargs["decode_responses"] = False
     if issubclass(pool.connection_class, Connection):
         pool.connection_kwargs["socket_keepalive"] = True
     pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know
