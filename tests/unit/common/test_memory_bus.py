@@ -10,6 +10,7 @@ from harness.bus_contract import JOBS, BusContract, take
 from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
+from inferflux.common.errors import Unavailable
 
 
 class MemoryServer:
@@ -46,6 +47,24 @@ async def test_one_connection_is_cut_and_the_others_go_on() -> None:
     assert stream.dropped
     await worker.close()
     await gateway.close()
+
+
+async def test_a_connection_counts_once_all_have_been_told_of_it() -> None:
+    """Else a gateway looks for workers whose heartbeats it did not get, and says that there are none."""
+    nats = MemoryNats()
+    bus = await nats.connect()
+    seen: list[bool] = []
+    bus.on_connect(lambda: seen.append(bus.is_connected))
+    nats.cut(bus)
+    nats.client_of(bus).is_connected = True  # it subscribes again
+    assert not bus.is_connected
+    with pytest.raises(Unavailable, match="is lost"):
+        await bus.check_connection()
+    nats.client_of(bus).is_connected = False
+    nats.mend(bus)
+    assert seen == [True]
+    assert bus.is_connected
+    await bus.close()
 
 
 async def test_deletions_are_healed_together_once_they_have_settled() -> None:

@@ -123,7 +123,11 @@ class Bus:
 
     @property
     def is_connected(self) -> bool:
-        return self._link.is_connected
+        """Whether the connection is there, and who waits for that has been told.
+
+        The client has a connection before it has subscribed again: nothing has come on it yet.
+        """
+        return self._link.is_connected and self._connected.is_set()
 
     @property
     def is_clustered(self) -> bool:

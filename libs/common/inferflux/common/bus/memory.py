@@ -70,11 +70,11 @@ class MemoryNats:
 
     def cut(self, bus: Bus) -> None:
         """Break one connection."""
-        self._client_of(bus).lose()
+        self.client_of(bus).lose()
 
     def mend(self, bus: Bus) -> None:
         """Take that connection up again."""
-        self._client_of(bus).regain()
+        self.client_of(bus).regain()
 
     def delete_stream(self, name: str) -> None:
         """Delete a stream; every connection is told."""
@@ -114,7 +114,8 @@ class MemoryNats:
             tap.on_message((subject or to).encode(), reply.encode(), payload, headers)
         return bool(chosen)
 
-    def _client_of(self, bus: Bus) -> MemoryClient:
+    def client_of(self, bus: Bus) -> MemoryClient:
+        """The connection of a bus."""
         return next(client for client in self._clients if client.bus is bus)
 
 
