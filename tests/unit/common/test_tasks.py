@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from inferflux.common.metrics import UNEXPECTED_ERRORS
-from inferflux.common.tasks import Background, cancel_all, is_set_within
+from inferflux.common.tasks import Background, cancel_all, is_set_within, next_in_s
 
 
 async def fail() -> None:
@@ -73,3 +73,8 @@ async def test_a_loop_that_waits_for_news_ends_when_it_is_cancelled_as_news_come
     async with asyncio.timeout(5):
         await cancel_all([task])
     assert task.cancelled()
+
+
+@pytest.mark.parametrize(("now_s", "left_s"), [(7.0, 1.0), (7.25, 0.75), (7.998, 0.002), (7.9995, 1.0005)])
+def test_what_reports_once_a_second_does_so_at_whole_seconds_and_once(now_s: float, left_s: float) -> None:
+    assert next_in_s(now_s, 1.0) == pytest.approx(left_s)

@@ -9,6 +9,9 @@ from typing import Any
 
 from inferflux.common import logs, metrics
 
+# uvloop counts in milliseconds: its timers may end half of one early.
+_EARLY_S = 0.001
+
 log = logs.get()
 
 
@@ -61,6 +64,21 @@ async def is_set_within(event: asyncio.Event, limit_s: float) -> bool:
         async with asyncio.timeout(limit_s):
             await event.wait()
     return event.is_set()
+
+
+async def until_next(interval_s: float) -> None:
+    """Sleep until the next whole multiple of an interval, by the clock of the event loop.
+
+    All that reports at the same interval does so at the same moment: the messages leave in one write, and
+    come in one read.
+    """
+    await asyncio.sleep(next_in_s(asyncio.get_running_loop().time(), interval_s))
+
+
+def next_in_s(now_s: float, interval_s: float) -> float:
+    """How long it is to the next multiple of an interval; one that a timer ended early for has been."""
+    left_s = interval_s - now_s % interval_s
+    return left_s if left_s > _EARLY_S else left_s + interval_s
 
 
 async def cancel_all(tasks: Collection[asyncio.Future[Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import time
@@ -11,6 +10,7 @@ from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
 from inferflux.common.heartbeats import MAX_REQUESTS
+from inferflux.common.tasks import until_next
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .model_host import ModelHost
@@ -84,7 +84,7 @@ class Heartbeat:
         """Publish the status again and again, for ever."""
         while True:
             await self.beat()
-            await asyncio.sleep(self._interval_s)
+            await until_next(self._interval_s)
 
 
 def _tier_use(tier: engine_pb2.TierStats, hits: int) -> scheduler_pb2.TierUse:

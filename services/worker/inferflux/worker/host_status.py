@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 
 from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
 from inferflux.common.errors import Unavailable
 from inferflux.common.hosts import MAX_REASON_BYTES
+from inferflux.common.tasks import until_next
 from inferflux.common.terms import SeenTerms
 from inferflux.v1 import host_pb2, model_pb2
 
@@ -84,4 +84,4 @@ class HostStatusReports:
         """Publish the status again and again, for ever."""
         while True:
             await self.report()
-            await asyncio.sleep(self._interval_s)
+            await until_next(self._interval_s)
