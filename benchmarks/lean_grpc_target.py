@@ -28,6 +28,10 @@ _MODEL = "/inferflux.v1.ModelService/GetModel"
 
 # Calls on one connection at a time, as a server may allow.
 _MOST_STREAMS = 900
+# A server takes a hundred calls on a connection until its settings are acknowledged, and has not begun with
+# one that it refuses: gRPC's own clients send such a call again too.
+_REFUSED = (7).to_bytes(4).hex()
+_REFUSED_PAUSE_S = 0.02
 
 
 class _Stream:
@@ -39,6 +43,10 @@ class _Stream:
 
     def take(self, message: bytes, now_s: float) -> None:
         raise NotImplementedError
+
+    def begin_again(self) -> None:
+        """The call has ended before anything of it came, and is made once more."""
+        self.done = asyncio.get_running_loop().create_future()
 
     def end(self, trailers: dict[str, str]) -> None:
         if not self.done.done():
@@ -215,8 +223,13 @@ class LeanGrpcTarget:
             ("content-type", "application/grpc"),
             *self._metadata,
         ]
-        connection = await self._connected()
-        trailers = await connection.call(stream, headers, message)
+        while True:
+            connection = await self._connected()
+            trailers = await connection.call(stream, headers, message)
+            if trailers.get("grpc-status") != "RST_STREAM" or trailers["grpc-message"] != _REFUSED:
+                break
+            stream.begin_again()
+            await asyncio.sleep(_REFUSED_PAUSE_S)
         status = trailers.get("grpc-status", "no status")
         return "" if status == "0" else f"{status}: {unquote(trailers.get('grpc-message', ''))}"
 
