@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.address import host_of_peer
+from inferflux.common.address import host_of_peer, place_of
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,16 @@ from inferflux.common.address import host_of_peer
 )
 def test_who_calls_over_grpc_has_an_address_without_its_port(peer: str, host: str) -> None:
     assert host_of_peer(peer) == host
+
+
+@pytest.mark.parametrize(
+    ("listen", "place"),
+    [
+        ("0.0.0.0:50051", "rack-3:50051"),
+        ("[::]:50051", "rack-3:50051"),
+        (":50051", "rack-3:50051"),
+        ("10.0.0.1:50051", "10.0.0.1:50051"),
+    ],
+)
+def test_gateways_at_every_interface_are_told_apart_by_their_hosts(listen: str, place: str) -> None:
+    assert place_of(listen, "rack-3") == place

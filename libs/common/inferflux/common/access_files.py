@@ -127,7 +127,7 @@ def _kept(path: Path) -> str:
 
 def _passwords(folder: Path, users: Iterable[str], mode: int) -> Mapping[str, str]:
     """Those kept in a folder, and a new one for each user without one."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "passwords.json"
     known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     known |= {user: secrets.token_urlsafe(24) for user in users if user not in known}

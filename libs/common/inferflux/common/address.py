@@ -25,6 +25,12 @@ def split(address: str, variable: str) -> tuple[str, int]:
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104
 
 
+def place_of(address: str, hostname: str) -> str:
+    """An address that is listened at, as people tell several hosts apart: every interface is the host."""
+    host, _, port = address.rpartition(":")
+    return f"{hostname}:{port}" if host.strip("[]") in ("", "0.0.0.0", "::") else address  # noqa: S104
+
+
 def host_of_peer(peer: str) -> str:
     """The address of who calls over gRPC; "" for one without, as of a Unix socket.
 

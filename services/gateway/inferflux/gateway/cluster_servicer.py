@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from inferflux.common.address import place_of
 from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.pages import check_page_size
@@ -49,7 +51,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._streams = streams
         self._probe = probe
         self._models = models
-        self._listen = listen
+        self._place = place_of(listen, socket.gethostname())
 
     async def GetStatus(
         self, request: cluster_pb2.GetStatusRequest, context: Context
@@ -74,7 +76,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     def _gateway(self) -> cluster_pb2.ServiceStatus:
         state = self._probe.missing or f"{len(self._streams)} streams"
-        return _status("gateway", self._probe.is_ready, f"{self._listen}, {state}")
+        return _status("gateway", self._probe.is_ready, f"{self._place}, {state}")
 
     async def _ask_nats(self) -> cluster_pb2.ServiceStatus:
         try:

@@ -396,10 +396,11 @@ class Bus:
             self._client.untap(sid)
 
     def on_client_error(self, error: Exception) -> None:
-        self._last_error = error
+        is_of_a_request = self._link.end_refused(str(error))
+        if not is_of_a_request:
+            self._last_error = error
         if "authorization violation" in str(error).lower():
             self._refusal = error
-        is_of_a_request = self._link.end_refused(str(error))
         if "permissions violation" in str(error) and not is_of_a_request:
             unlogged = self._throttle.unlogged("permissions")
             if unlogged is not None:
@@ -421,6 +422,7 @@ class Bus:
 
     def on_client_reconnect(self) -> None:
         metrics.BUS_RECONNECTS.inc()
+        self._last_error = None
         self._mark_dropped()
         self._connected.set()
         for callback in self._on_connect:
