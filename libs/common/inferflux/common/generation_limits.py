@@ -53,6 +53,25 @@ MAX_LOGPROBS = 20
 # As a float32 field holds 0.01, which is a little less.
 MIN_REPEAT_PENALTY: float = struct.unpack("f", struct.pack("f", 0.01))[0]
 
+_SAMPLING_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "min_p": (0.0, 1.0),
+    "repeat_penalty": (MIN_REPEAT_PENALTY, 10.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "top_k": (0, MAX_TOKENS),
+    "logprobs": (0, MAX_LOGPROBS),
+    "typical_p": (0.0, 1.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "dry_allowed_length": (0, MAX_TOKENS),
+    "dynatemp_range": (0.0, 100.0),
+    "dynatemp_exponent": (0.0, 100.0),
+    "top_n_sigma": (-1.0, 100.0),
+}
+
 
 def check_priority(priority: int) -> None:
     """Raises InvalidArgument outside of the range."""
@@ -114,30 +133,13 @@ def _check_texts(texts: Sequence[str], most: int, most_bytes: int, what: str, fi
 
 
 def _check_sampling(sampling: generation_pb2.SamplingParams, context_length: int) -> None:
-    given = {field.name for field, _ in sampling.ListFields()}
-    for name, low, high in (
-        ("temperature", 0.0, 100.0),
-        ("min_p", 0.0, 1.0),
-        ("repeat_penalty", MIN_REPEAT_PENALTY, 10.0),
-        ("frequency_penalty", -2.0, 2.0),
-        ("presence_penalty", -2.0, 2.0),
-        ("top_k", 0, MAX_TOKENS),
-        ("penalty_last_n", -1, context_length),
-        ("logprobs", 0, MAX_LOGPROBS),
-        ("typical_p", 0.0, 1.0),
-        ("xtc_probability", 0.0, 1.0),
-        ("xtc_threshold", 0.0, 1.0),
-        ("dry_multiplier", 0.0, 100.0),
-        ("dry_base", 1.0, 100.0),
-        ("dry_allowed_length", 0, MAX_TOKENS),
-        ("dry_penalty_last_n", -1, context_length),
-        ("dynatemp_range", 0.0, 100.0),
-        ("dynatemp_exponent", 0.0, 100.0),
-        ("top_n_sigma", -1.0, 100.0),
-    ):
-        if name in given:
-            check_range(getattr(sampling, name), low, high, f"params.sampling.{name}")
-    if "top_p" in given and not 0.0 < sampling.top_p <= 1.0:
+    for field, value in sampling.ListFields():
+        allowed = _SAMPLING_RANGES.get(field.name)
+        if allowed is not None and not allowed[0] <= value <= allowed[1]:
+            check_range(value, *allowed, f"params.sampling.{field.name}")
+    for name in ("penalty_last_n", "dry_penalty_last_n"):
+        check_range(getattr(sampling, name), -1, context_length, f"params.sampling.{name}")
+    if sampling.HasField("top_p") and not 0.0 < sampling.top_p <= 1.0:
         message = f"top_p must be above 0 and at most 1, not {sampling.top_p:g}"
         raise InvalidArgument(message, field="params.sampling.top_p")
 
