@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
 from inferflux.common.bad_messages import BadMessages
 from inferflux.common.metrics import Declare
@@ -73,6 +75,7 @@ class WorkerMetrics:
     """Every metric of a worker. Those of a model carry its name as a label: `of` binds it."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._models: dict[str, ModelMetrics] = {}
         declare = Declare(registry)
         gauge, counter = (
             partial(declare.gauge, labels=("model",)),
@@ -187,30 +190,34 @@ class WorkerMetrics:
         self.adapters_loaded = gauge("adapters_loaded", "Adapters that requests may choose now.")
 
     def of(self, model: str) -> ModelMetrics:
-        """The metrics of one model."""
-        return ModelMetrics(self, model)
+        """The metrics of one model. Workers of one process that have the same model share them."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]
 
 
 class TierMetrics:
-    """Metrics of one tier of one model."""
+    """Metrics of one tier of one model.
 
-    def __init__(self, worker: WorkerMetrics, model: str, tier: str) -> None:
-        self._bytes = worker.tier_bytes.labels(model, tier)
-        self._states = worker.tier_states.labels(model, tier)
+    Args:
+        latest: gives the tier's latest figures.
+    """
+
+    def __init__(
+        self, worker: WorkerMetrics, model: str, tier: str, latest: Callable[[], engine_pb2.TierStats]
+    ) -> None:
+        worker.tier_bytes.labels(model, tier).set_function(lambda: latest().bytes)
+        worker.tier_states.labels(model, tier).set_function(lambda: latest().states)
         self._hits = worker.tier_hits.labels(model, tier)
         self._evictions = worker.tier_evictions.labels(model, tier)
         self._restore_time = worker.tier_restore_time.labels(model, tier)
-        self._seen = engine_pb2.TierStats()
 
     def observe(self, stats: engine_pb2.TierStats) -> None:
-        """Take over the figures of one report."""
-        if stats == self._seen and not (stats.hits or stats.evictions or stats.restore_us):
-            return
-        self._seen = stats
-        self._bytes.set(stats.bytes)
-        self._states.set(stats.states)
-        self._hits.inc(stats.hits)
-        self._evictions.inc(stats.evictions)
+        """Count what happened since the last report."""
+        if stats.hits:
+            self._hits.inc(stats.hits)
+        if stats.evictions:
+            self._evictions.inc(stats.evictions)
         for microseconds in stats.restore_us:
             self._restore_time.observe(microseconds / 1e6)
 
@@ -224,15 +231,12 @@ class ModelMetrics:
 
     def __init__(self, worker: WorkerMetrics, model: str) -> None:
         self.kv_cells = 0
-        self._seen = engine_pb2.StepStats()
-        self._gauges = [(field, gauge.labels(model)) for field, gauge in worker.gauges.items()]
+        self._latest = engine_pb2.StepStats()
+        self._show_latest(worker, model)
         self._counters = [(field, counter.labels(model)) for field, counter in worker.counters.items()]
-        self._kv_usage = worker.kv_usage.labels(model)
-        self._kv_reserved = worker.kv_reserved.labels(model)
         self._kv_bytes = worker.kv_bytes.labels(model)
-        self._kv_fragmentation = worker.kv_fragmentation.labels(model)
-        self._parked = worker.parked.labels(model)
-        self._host, self._disk = (TierMetrics(worker, model, tier) for tier in ("host", "disk"))
+        self._host = TierMetrics(worker, model, "host", lambda: self._latest.host)
+        self._disk = TierMetrics(worker, model, "disk", lambda: self._latest.disk)
         self._prefix_sharing = partial(worker.prefix_sharing.labels, model)
         self._accepted_draft_tokens = worker.accepted_draft_tokens.labels(model)
         self._accepted_per_position = partial(worker.accepted_per_position.labels, model)
@@ -253,25 +257,29 @@ class ModelMetrics:
         self.index_failures = worker.index_failures.labels(model)
         self.index_losses = worker.index_losses.labels(model)
 
+    def _show_latest(self, worker: WorkerMetrics, model: str) -> None:
+        """Have gauges read the latest report when they are asked: a step sets none."""
+
+        def show(gauge: Gauge, value_of: Callable[[engine_pb2.StepStats], float]) -> None:
+            gauge.labels(model).set_function(lambda: value_of(self._latest))
+
+        for field, gauge in worker.gauges.items():
+            show(gauge, attrgetter(field))
+        show(worker.parked, lambda stats: stats.parked - stats.swapped)
+        show(worker.kv_usage, lambda stats: _part(stats.kv_cells_used, self.kv_cells))
+        show(worker.kv_reserved, lambda stats: _part(stats.kv_cells_reserved, self.kv_cells))
+        show(worker.kv_fragmentation, lambda stats: _part(stats.kv_cells_holes, stats.kv_cells_width))
+
     def observe(self, stats: engine_pb2.StepStats) -> None:
         """Take over the figures of one report."""
-        seen, self._seen = self._seen, stats
-        # Most of them seldom change, and setting one takes longer than comparing it.
-        for field, gauge in self._gauges:
-            if (value := getattr(stats, field)) != getattr(seen, field):
-                gauge.set(value)
+        self._latest = stats
         for field, counter in self._counters:
             if count := getattr(stats, field):
                 counter.inc(count)
-        if (stats.parked, stats.swapped) != (seen.parked, seen.swapped):
-            self._parked.set(stats.parked - stats.swapped)
-        self._host.observe(stats.host)
-        self._disk.observe(stats.disk)
-        width = stats.kv_cells_width
-        self._kv_fragmentation.set(stats.kv_cells_holes / width if width else 0.0)
-        if self.kv_cells:
-            self._kv_usage.set(stats.kv_cells_used / self.kv_cells)
-            self._kv_reserved.set(stats.kv_cells_reserved / self.kv_cells)
+        if stats.HasField("host"):
+            self._host.observe(stats.host)
+        if stats.HasField("disk"):
+            self._disk.observe(stats.disk)
         for position, accepted in enumerate(stats.accepted_draft_tokens):
             self._accepted_draft_tokens.inc(accepted)
             self._accepted_per_position(str(position)).inc(accepted)
@@ -303,3 +311,7 @@ class ModelMetrics:
         """Count it: with the engine, all that it held is gone."""
         self._deaths.inc()
         self.observe(engine_pb2.StepStats())
+
+
+def _part(some: int, of_all: int) -> float:
+    return some / of_all if of_all else 0.0

@@ -82,7 +82,8 @@ class ModelAdapters:
 
     def count(self, stats: engine_pb2.StepStats) -> None:
         """Count the tokens of a step, under the first name of its adapter."""
-        self._metrics.adapter_switches.inc(stats.adapter_switches)
+        if stats.adapter_switches:
+            self._metrics.adapter_switches.inc(stats.adapter_switches)
         if not stats.adapter_digest:
             return
         names = [name for name, digest in self._taken if digest == stats.adapter_digest]

@@ -36,6 +36,7 @@ _WATCH_INTERVAL_S = 0.5
 # How long the step may take that the engine makes when it is told to flush.
 _FLUSH_STEP_S = 1.0
 _IMAGES_AT_ONCE = 4
+_OF_EVERY_STEP = frozenset({"emissions", "stats"})
 
 log = logs.get("worker.model_host")
 
@@ -383,6 +384,18 @@ class ModelHost:
             resident = self.residents.emitted(emission)
             if resident is not None:
                 await self._shared.emitter.publish(resident.subject, emission.chunk)
+        if any(field.name not in _OF_EVERY_STEP for field, _ in step.ListFields()):
+            await self._on_events(step)
+        stats = step.stats
+        self.stats = stats
+        self.cache_counts.add(stats)
+        self.rates.observe(stats)
+        self._metrics.observe(stats)
+        self.adapters.count(stats)
+        self._has_news.set()
+
+    async def _on_events(self, step: engine_pb2.StepReport) -> None:
+        """What most steps have none of."""
         for prefilled in step.prefilled:
             self.residents.prefilled(prefilled)
         for moved in step.residences:
@@ -405,12 +418,6 @@ class ModelHost:
             self.adapters.on_loaded(step.adapters)
             await self._shared.on_change()
         self._metrics.ledger_repairs.inc(len(step.ledger_repairs))
-        self.stats = step.stats
-        self.cache_counts.add(step.stats)
-        self.rates.observe(step.stats)
-        self._metrics.observe(step.stats)
-        self.adapters.count(step.stats)
-        self._has_news.set()
 
     async def _on_ready(self, ready: engine_pb2.EngineReady) -> None:
         self.residents.limits = Limits(
