@@ -161,3 +161,13 @@ def test_devices_and_what_runs_on_them_are_shown(shown: Shown) -> None:
     for kind, amount in (("weights", 30), ("kv", 20), ("compute", 10)):
         assert shown.value("device_model_bytes", device="CUDA0", kind=kind) == amount
     assert shown.value("gpu_layers", "b") == 0
+
+
+def test_workers_of_one_model_show_what_the_latest_report_of_any_says() -> None:
+    registry = CollectorRegistry()
+    worker = WorkerMetrics(registry)
+    first, second = worker.of("a"), worker.of("a")
+    second.observe(engine_pb2.StepStats(sequences=3, decode_tokens=3))
+    first.observe(engine_pb2.StepStats(sequences=1, decode_tokens=1))
+    assert registry.get_sample_value("inferflux_worker_requests", {"model": "a"}) == 1
+    assert registry.get_sample_value("inferflux_engine_decode_tokens_total", {"model": "a"}) == 4
