@@ -15,7 +15,10 @@ from harness.another_gateway import AnotherGateway, another_gateway
 from harness.commands import outcome_of
 
 from inferflux.cli import client as cli
+from inferflux.cli.errors import in_words
+from inferflux.cli.generation import user_message
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.target import Target
 from inferflux.client import (
     AsyncClient,
     Client,
@@ -27,13 +30,16 @@ from inferflux.client import (
 )
 from inferflux.client.token_reader import TokenReader
 from inferflux.common.servers import free_port
-from inferflux.v1 import cluster_pb2
+from inferflux.v1 import cluster_pb2, generation_pb2
 
 pytestmark = pytest.mark.e2e
 
 MODEL = harness.MODEL
 SURE = "Count down from 30 to 1."
 LONG_TOKENS = 700
+PARAMS = generation_pb2.GenerationParams(
+    max_tokens=300, sampling=generation_pb2.SamplingParams(temperature=0)
+)
 
 
 @pytest.fixture(scope="module")
@@ -280,3 +286,39 @@ async def test_tokens_are_read_from_nats_live_and_late(stack: Stack, sdk: AsyncC
         assert await read() == stream.token_ids
         late = [i async for c in reader.read("default", "read-along", offset=7) for i in c.token_ids]
         assert late == stream.token_ids[7:]
+
+
+async def test_a_chat_of_inferctl_goes_on_at_another_gateway(stack: Stack, doomed: AnotherGateway) -> None:
+    target = Target(f"{doomed.endpoint},{stack.endpoint}", stack.api_key)
+    async with cli.Client(target) as client:
+        texts, resumes = await _killed_under(client, doomed)
+    assert len(resumes) == 1
+    async with cli.Client(stack.target) as client:
+        chunks = client.chat([user_message(SURE)], model=MODEL, params=PARAMS)
+        assert texts == "".join([chunk.text async for chunk in chunks])
+
+
+async def test_a_chat_that_only_one_gateway_served_says_what_to_do(
+    stack: Stack, doomed: AnotherGateway
+) -> None:
+    async with cli.Client(Target(doomed.endpoint, stack.api_key)) as client:
+        with pytest.raises(Unavailable) as lost:
+            await _killed_under(client, doomed)
+    said = in_words(lost.value)
+    assert said.startswith(f"the connection to {doomed.endpoint} was lost")
+    assert "--resume-window" in said
+
+
+async def _killed_under(client: cli.Client, doomed: AnotherGateway) -> tuple[str, list[None]]:
+    """The text of an answer under which a gateway is killed, and how often its stream was resumed."""
+    resumes: list[None] = []
+    texts = []
+    chunks = client.chat(
+        [user_message(SURE)], model=MODEL, params=PARAMS, on_resumed=lambda: resumes.append(None)
+    )
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            texts.append(chunk.text)
+            if chunk.token_ids:
+                doomed.kill()
+    return "".join(texts), resumes

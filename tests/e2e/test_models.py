@@ -13,14 +13,19 @@ import grpc.aio
 import openai
 import pytest
 from harness import audit
+from harness.another_gateway import another_gateway
 from harness.client import MODEL, Client, prompt
 from harness.http_client import HttpClient, openai_client
 from harness.inferctl import run
+from harness.model_server import ModelServer, Served
 from harness.projectors import IMAGE_TOKENS, picture, tiny_projector
 from harness.worker import DEMO_MODEL
 
+from inferflux.cli import client as cli
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.target import Target
 from inferflux.common.errors import from_rpc
+from inferflux.common.servers import free_port
 from inferflux.v1 import inference_pb2, model_pb2, tokens_pb2
 from tools.random_adapter import write_adapter
 
@@ -36,7 +41,15 @@ WAIT_S = 30.0
 async def stack(demo_model: Path) -> AsyncIterator[Stack]:
     """One worker process, two schedulers. Tests leave it with both models known."""
     async with Stack(
-        StackOptions(model=demo_model, schedulers=2, slots=4, threads=1, restarts=False, has_store=True)
+        StackOptions(
+            model=demo_model,
+            schedulers=2,
+            slots=4,
+            threads=1,
+            restarts=False,
+            has_store=True,
+            service_env={"worker": {"INFERFLUX_HTTP_ALLOWED_NETWORKS": "127.0.0.0/8"}},
+        )
     ) as running:
         client = Client(running.endpoint, running.api_key)
         request = model_pb2.LoadModelRequest(path=str(DRAFT), name=NAME, aliases=[ALIAS])
@@ -330,3 +343,25 @@ async def test_a_model_is_pulled_verified_and_removed(env: dict[str, str], http:
     again = await run("models", "rm", "pulled", env=env)
     assert again.returncode == 1
     assert "no model" in again.stderr
+
+
+async def test_a_pull_is_followed_at_another_gateway(stack: Stack) -> None:
+    server = ModelServer(free_port())
+    asked = asyncio.Barrier(2)
+    served = server.files["/slow.gguf"] = Served(DRAFT.read_bytes(), together=asked)
+    request = model_pb2.PullRequest(source=f"{server.url}/slow.gguf", name="slow")
+    async with (
+        await asyncio.start_server(server.serve, "127.0.0.1", server.port),
+        another_gateway(stack) as doomed,
+        cli.Client(Target(f"{doomed.endpoint},{stack.endpoint}", stack.api_key)) as client,
+        asyncio.timeout(WAIT_S),
+    ):
+        done_bytes = 0
+        async for job in client.pull(request):
+            if doomed.process.poll() is None:
+                doomed.kill()
+                await asked.wait()
+                served.together = None
+            done_bytes = job.done_bytes
+        assert done_bytes == DRAFT.stat().st_size
+        await client.remove_model(model_pb2.RemoveModelRequest(name="slow"))

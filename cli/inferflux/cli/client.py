@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 
 from inferflux.client import AsyncClient, AsyncStream
 from inferflux.client.gateways import Gateways
-from inferflux.client.retrying import never_connected, readable
-from inferflux.client.target import resolve
+from inferflux.client.retrying import GATEWAY_LOST, never_connected, readable, was_lost
+from inferflux.client.target import may_be_several, resolve
 from inferflux.common import grpc_client
 from inferflux.common.errors import InferFluxError, PermissionDenied, Unavailable, from_rpc
 from inferflux.v1 import (
@@ -40,6 +40,12 @@ from .target import Target
 _Reply = TypeVar("_Reply")
 OnDelta = Callable[[inference_pb2.ChatDelta], None]
 _UNARY_LIMIT_S = 10.0
+# How long a stream is resumed where another gateway may take it up.
+_RESUME_WINDOW_S = 30
+_CAN_RESUME = (
+    "the rest of the answer is not computed: ask again. With --resume-window 30 a stream goes on, at a "
+    "gateway that is back, or at another one that is named"
+)
 # What a gateway calls itself in its status.
 _GATEWAY = "gateway"
 # A file is read and tried before it is loaded.
@@ -74,6 +80,7 @@ class Client:
         self._api_key = target.api_key
         self._streams = AsyncClient(target.endpoint, api_key=target.api_key, retries=0, tls=target.tls)
         addresses = resolve(target.endpoint, target.api_key, {}).addresses
+        self._has_several = may_be_several(addresses)
         credentials = target.tls.credentials()
         self._gateways = Gateways(addresses, lambda address: _Gateway(address, credentials))
 
@@ -95,7 +102,7 @@ class Client:
         params: generation_pb2.GenerationParams,
         priority: int = 0,
         request_id: str = "",
-        resume_window_s: int = 0,
+        resume_window_s: int | None = None,
         skip_answer_cache: bool = False,
         tools: Sequence[inference_pb2.Tool] = (),
         on_delta: OnDelta = lambda _delta: None,
@@ -105,7 +112,8 @@ class Client:
 
         Args:
             on_delta: with tools, told before each chunk what its text is.
-            resume_window_s: how long a stream whose connection is lost is resumed; 0: not at all.
+            resume_window_s: how long a stream whose connection is lost is resumed; 0: not at all. None: 30
+                where another gateway may take it up, else 0.
             on_resumed: told each time.
         """
         stream = self._streams.chat(
@@ -114,11 +122,11 @@ class Client:
             params=params,
             priority=priority,
             request_id=request_id,
-            resume_window_s=resume_window_s,
+            resume_window_s=self._window_s(resume_window_s),
             skip_answer_cache=skip_answer_cache,
             tools=tools,
         )
-        return self._chunks(stream, on_resumed, on_delta)
+        return self._chunks(stream, on_resumed, on_delta, advice=_CAN_RESUME)
 
     def generate(
         self,
@@ -128,7 +136,7 @@ class Client:
         params: generation_pb2.GenerationParams,
         priority: int = 0,
         request_id: str = "",
-        resume_window_s: int = 0,
+        resume_window_s: int | None = None,
         skip_answer_cache: bool = False,
         on_resumed: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
@@ -140,10 +148,10 @@ class Client:
             params=params,
             priority=priority,
             request_id=request_id,
-            resume_window_s=resume_window_s,
+            resume_window_s=self._window_s(resume_window_s),
             skip_answer_cache=skip_answer_cache,
         )
-        return self._chunks(stream, on_resumed)
+        return self._chunks(stream, on_resumed, advice=_CAN_RESUME)
 
     def resume(
         self, request_id: str, *, offset: int, on_delta: OnDelta = lambda _delta: None
@@ -326,7 +334,9 @@ class Client:
     async def _follow(
         self, method: Callable[[_Gateway], Callable[..., Any]], request: Message
     ) -> AsyncGenerator[Any, None]:
-        """The responses of a call that streams them, of the gateway that answers."""
+        """The responses of a call that streams them, of the gateway that answers. Where its connection is
+        lost, of the next one: the call only follows what goes on without it.
+        """
         for is_last in self._tries():
             gateway = self._gateways.current
             call = method(gateway)(request, metadata=self._metadata())
@@ -335,7 +345,7 @@ class Client:
                     yield response
                 return
             except grpc.aio.AioRpcError as error:
-                self._leave(gateway, error, is_last=is_last)
+                self._leave(gateway, error, is_last=is_last, may_repeat=True)
             finally:
                 call.cancel()
 
@@ -344,8 +354,13 @@ class Client:
         count = len(self._gateways)
         return (number == count for number in range(1, count + 1))
 
-    def _leave(self, gateway: _Gateway, error: grpc.aio.AioRpcError, *, is_last: bool) -> None:
+    def _leave(
+        self, gateway: _Gateway, error: grpc.aio.AioRpcError, *, is_last: bool, may_repeat: bool = False
+    ) -> None:
         """Have the next gateway called.
+
+        Args:
+            may_repeat: whether it may be asked what arrived at this one.
 
         Raises:
             InferFluxError: it may not be asked the same.
@@ -353,7 +368,7 @@ class Client:
         own = from_rpc(error)
         if isinstance(own, Unavailable):
             self._gateways.leave(gateway)
-        if is_last or not never_connected(own):
+        if is_last or not (never_connected(own) or (may_repeat and was_lost(own))):
             raise readable(own, gateway.address) from None
 
     async def _chunks(
@@ -361,16 +376,28 @@ class Client:
         stream: AsyncStream,
         on_resumed: Callable[[], None] = lambda: None,
         on_delta: OnDelta = lambda _delta: None,
+        *,
+        advice: str = "",
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         resumes = 0
         async with stream:
-            async for chunk in stream:
-                if stream.resumes > resumes:
-                    resumes = stream.resumes
-                    on_resumed()
-                if stream.delta is not None:
-                    on_delta(stream.delta)
-                yield chunk
+            try:
+                async for chunk in stream:
+                    if stream.resumes > resumes:
+                        resumes = stream.resumes
+                        on_resumed()
+                    if stream.delta is not None:
+                        on_delta(stream.delta)
+                    yield chunk
+            except InferFluxError as error:
+                if error.reason == GATEWAY_LOST and advice:
+                    error.add_note(advice)
+                raise
+
+    def _window_s(self, given: int | None) -> int:
+        if given is None:
+            return _RESUME_WINDOW_S if self._has_several else 0
+        return given
 
     def _metadata(self, request_id: str = "") -> tuple[tuple[str, str], ...]:
         return grpc_client.outgoing(api_key=self._api_key, request_id=request_id)

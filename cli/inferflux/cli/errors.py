@@ -12,7 +12,9 @@ class CommandError(Exception):
 
 
 def in_words(error: InferFluxError) -> str:
-    """An error in a line: its message, and what that leaves out of field, rule and time of a next try."""
+    """An error in a line: its message, and what that leaves out of field, rule and time of a next try. Its
+    notes follow, each in a line.
+    """
     said = [error.message]
     if isinstance(error, InvalidArgument) and error.field and error.field not in error.message:
         said.append(f" ({error.field})")
@@ -20,4 +22,4 @@ def in_words(error: InferFluxError) -> str:
         said.append(f" ({rule})")
     if isinstance(error, ResourceExhausted) and (error.retry_delay_s or 0) >= 1:
         said.append(f"; try again in {duration(round(1000 * (error.retry_delay_s or 0)))}")
-    return "".join(said)
+    return "\n".join(["".join(said), *getattr(error, "__notes__", ())])

@@ -66,15 +66,16 @@ class GenerationFlags:
     ] = 0
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False
     resume_window: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=2**32 - 1,
             metavar="SECONDS",
             help="Resume a lost stream for this long, at most what the gateway allows (300 by default); "
-            "0 lets a lost connection cancel the request.",
+            "0 lets a lost connection cancel the request. By default 30 where there are several gateways, "
+            "else 0.",
         ),
-    ] = 0
+    ] = None
     skip_answer_cache: Annotated[
         bool,
         typer.Option("--skip-answer-cache", help="Have the answer computed, and do not keep it for others."),

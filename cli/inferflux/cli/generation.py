@@ -11,7 +11,7 @@ from inferflux.v1 import generation_pb2, inference_pb2
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Flags of `chat` and `complete`; None leaves a value to the server."""
+    """Flags of `chat` and `complete`; None leaves a value to the server; the resume window, to the client."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -19,7 +19,7 @@ class Generation:
     seed: int | None = None
     priority: int = 0
     ignores_eos: bool = False
-    resume_window_s: int = 0
+    resume_window_s: int | None = None
     skips_answer_cache: bool = False
     constraint: generation_pb2.StructuredConstraint | None = None
     speculation: str | None = None

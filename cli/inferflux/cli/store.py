@@ -18,12 +18,18 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from inferflux.client.retrying import GATEWAY_LOST
+from inferflux.common.errors import Unavailable
 from inferflux.v1 import model_pb2
 
 from .bars import bar
 from .client import Client
 from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .errors import CommandError
+
+# Whatever else ends a pull has a reason of its own.
+_GATEWAY_AWAY = (GATEWAY_LOST, Unavailable.default_reason)
+_GOES_ON = "The worker goes on with it; the same command follows it again."
 
 Host = Annotated[
     str,
@@ -134,7 +140,11 @@ async def _follow(jobs: AsyncGenerator[model_pb2.StoreJob, None]) -> model_pb2.S
                 )
         except asyncio.CancelledError:
             if last is not None:
-                console.print("The worker goes on with it; the same command follows it again.")
+                console.print(_GOES_ON)
+            raise
+        except Unavailable as error:
+            if last is not None and error.reason in _GATEWAY_AWAY:
+                error.add_note(_GOES_ON)
             raise
     if last is None:
         raise CommandError("the gateway told nothing of it")

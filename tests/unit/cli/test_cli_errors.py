@@ -29,6 +29,12 @@ def test_an_error_is_a_line_that_leaves_nothing_out(error: InferFluxError, said:
     assert in_words(error) == said
 
 
+def test_notes_of_an_error_follow_it() -> None:
+    error = Unavailable("the connection was lost")
+    error.add_note("ask again")
+    assert in_words(error) == "the connection was lost\nask again"
+
+
 def test_a_prompt_that_guardrails_refuse_is_told_the_rule() -> None:
     error = PermissionDenied("guardrails do not let this prompt pass")
     error.headers = {"x-inferflux-guardrail": "acme/ blocked[0]"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.client import InferFluxError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
-from inferflux.client.retrying import Again, Retrying, never_connected, readable
+from inferflux.client.retrying import GATEWAY_LOST, Again, Retrying, never_connected, readable, was_lost
 
 NO_SERVER = Unavailable("failed to connect to all addresses; last error: ...", retry_delay_s=None)
 DRAINING = Unavailable("shutting down", reason="DRAINING", retry_delay_s=4.0)
@@ -80,3 +80,20 @@ def test_a_call_that_did_not_arrive_is_told_in_plain_words() -> None:
         assert never_connected(unknown)
         assert readable(unknown, "nowhere:1").message == "nowhere:1: no such host"
     assert readable(FULL, "a:1") is FULL
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Stream removed", "Socket closed", "recvmsg:Connection reset by peer", "keepalive watchdog timeout"],
+)
+def test_a_lost_connection_is_told_in_plain_words(said: str) -> None:
+    lost = Unavailable(said, retry_delay_s=None)
+    assert was_lost(lost)
+    told = readable(lost, "a:1")
+    assert told.message.startswith("the connection to a:1 was lost")
+    assert told.reason == GATEWAY_LOST
+
+
+@pytest.mark.parametrize("error", [NO_SERVER, DRAINING, FULL, Unavailable("Socket closed", reason="REFUSED")])
+def test_other_errors_are_no_lost_connections(error: InferFluxError) -> None:
+    assert not was_lost(error)

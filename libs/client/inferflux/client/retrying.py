@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 from inferflux.api.errors import InferFluxError, Unavailable
 
+GATEWAY_LOST = "GATEWAY_LOST"
+"""Of an error that says that the connection of a call is gone."""
 # What gRPC says when it could not send a call at all.
 _NO_ANSWER = ("failed to connect", "connections to all backends failing")
 _NEVER_CONNECTED = (*_NO_ANSWER, "DNS resolution", "errors resolving")
+# What it says of a connection that was there, and is gone.
+_LOST = (
+    *("Stream removed", "Socket closed", "Connection reset", "Broken pipe", "Connection timed out"),
+    *("recvmsg", "sendmsg", "keepalive", "ping timeout", "GOAWAY", "transport is closing"),
+)
 # What gRPC says of servers that speak something else, and what we say.
 _OTHER_LANGUAGES = {
     "http1.x": "{} speaks HTTP/1 and not gRPC: is it the HTTP port?",
@@ -72,8 +79,20 @@ def never_connected(error: InferFluxError) -> bool:
     return isinstance(error, Unavailable) and error.message.startswith(_NEVER_CONNECTED)
 
 
+def was_lost(error: InferFluxError) -> bool:
+    """Whether the connection of a call is gone: its gateway was killed, or cannot be reached any more."""
+    is_grpc = isinstance(error, Unavailable) and error.reason == Unavailable.default_reason
+    return is_grpc and not never_connected(error) and any(words in error.message for words in _LOST)
+
+
 def readable(error: InferFluxError, address: str) -> InferFluxError:
-    """gRPC's own words for "nothing answers" are long and about sockets."""
+    """gRPC's own words for "nothing answers" and for a connection that is gone are about sockets."""
+    if was_lost(error):
+        return Unavailable(
+            f"the connection to {address} was lost: its gateway has ended, or the network has failed",
+            reason=GATEWAY_LOST,
+            retry_delay_s=None,
+        )
     if not never_connected(error):
         return error
     if error.message.startswith(_NO_ANSWER):

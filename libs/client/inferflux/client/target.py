@@ -46,6 +46,11 @@ def resolve(addresses: str | Sequence[str], api_key: str, env: Mapping[str, str]
     return Target(cleaned, key)
 
 
+def may_be_several(addresses: Sequence[str]) -> bool:
+    """Whether addresses may mean more gateways than one."""
+    return len(addresses) > 1 or addresses[0].startswith((_OF_NAMES, *_OF_NUMBERS))
+
+
 def _listed(text: str) -> list[str]:
     return [text] if text.startswith(_OF_NUMBERS) else text.split(",")
 
