@@ -314,7 +314,9 @@ class World:
     def is_quiet(self) -> bool:
         """Whether nothing is to be done any more."""
         is_idle = not any(worker.residents for worker in self.workers.values())
-        return is_idle and not (self.network or self.jobs or self.core.jobs)
+        # What has ended on a worker is gone from the table once the worker has told again.
+        is_told = not any(view.unowned for view in self.core.table.workers.values())
+        return is_idle and is_told and not (self.network or self.jobs or self.core.jobs)
 
     def time_out(self, batch_id: str) -> None:
         del self.in_flight[batch_id]

@@ -21,6 +21,7 @@ from inferflux.v1 import host_pb2, scheduler_pb2
 from .candidate import Candidate
 from .membership import Membership
 from .metrics import SchedulerMetrics
+from .process import Process
 from .settings import SchedulerSettings
 from .workers import WorkerListener
 
@@ -55,19 +56,8 @@ class Scheduler:
         self._probe = probe
         self._metrics = metrics
         self._clock = steady_clock()
-        self._candidates = [
-            Candidate(
-                settings,
-                bus,
-                redis,
-                metrics,
-                tracer,
-                self._clock,
-                partition=partition,
-                not_ready=lambda: probe.missing,
-            )
-            for partition in divide(settings.partitions)
-        ]
+        process = Process(settings, bus, redis, metrics, tracer, self._clock, lambda: probe.missing)
+        self._candidates = [Candidate(process, partition) for partition in divide(settings.partitions)]
         self._membership = (
             Membership(bus, settings.id, self._candidates, metrics, lease_s=settings.lease_s)
             if settings.partitions > 1

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from inferflux.common import logs
-from inferflux.common.bus import Bus
 from inferflux.common.errors import DeadlineExceeded, Unavailable
 from inferflux.common.partitions import Partition
 from inferflux.common.tasks import cancel_all
-from inferflux.common.tracing import Tracer
 from inferflux.v1 import host_pb2, scheduler_pb2
 
 from .core.defects import PlanningHealth
 from .core.live_workers import LiveWorkers
 from .leader import Leader
 from .leadership import RELEASE_LIMIT_S, Leadership
-from .metrics import SchedulerMetrics
-from .settings import SchedulerSettings
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from .process import Process
 
 log = logs.get("scheduler")
 
@@ -31,36 +23,18 @@ class Candidate:
     """Leads a partition whenever it holds its lease.
 
     A standby receives heartbeats, to know which workers to wait for when it leads. It sends nothing.
-
-    Args:
-        clock: seconds since the Unix epoch that never jump.
-        not_ready: what keeps the process from being ready, "" if nothing does.
     """
 
-    def __init__(
-        self,
-        settings: SchedulerSettings,
-        bus: Bus,
-        redis: Redis,
-        metrics: SchedulerMetrics,
-        tracer: Tracer,
-        clock: Callable[[], float],
-        *,
-        partition: Partition,
-        not_ready: Callable[[], str],
-    ) -> None:
-        self._settings = settings
-        self._bus = bus
-        self._redis = redis
-        self._metrics = metrics
-        self._tracer = tracer
-        self._clock = clock
-        self._not_ready = not_ready
+    def __init__(self, process: Process, partition: Partition) -> None:
+        settings = process.settings
+        self._process = process
         self._live_workers = LiveWorkers()
         self.partition = partition
         self.leader: Leader | None = None
         self.planning = PlanningHealth()
-        self.leadership = Leadership(bus, holder=settings.id, partition=partition, lease_s=settings.lease_s)
+        self.leadership = Leadership(
+            process.bus, holder=settings.id, partition=partition, lease_s=settings.lease_s
+        )
 
     async def run(self) -> None:
         """Lead whenever that is possible, until cancelled. Jobs still held go to the next leader, running
@@ -85,7 +59,7 @@ class Candidate:
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
         """Of a worker that has a model of this partition."""
-        self._live_workers.on_heartbeat(status, self._clock())
+        self._live_workers.on_heartbeat(status, self._process.clock())
         self.leadership.on_term(status.term)
         if self.leader is not None:
             self.leader.guard.decide("a heartbeat", lambda core, now: core.on_heartbeat(status, now))
@@ -116,27 +90,22 @@ class Candidate:
                 await self._lead(term)
             except (Unavailable, DeadlineExceeded) as error:
                 log.warning("cannot lead", term=term, reason=error.reason, error=error.message)
-                pause_s = self._settings.lease_s
+                pause_s = self._process.settings.lease_s
             self.leadership.leave(pause_s=pause_s)
 
     async def _lead(self, term: int) -> None:
         """Lead until the lease is lost."""
+        now, dead_s = self._process.clock(), self._process.settings.worker_dead_s
         leader = Leader(
-            self._settings,
-            self._bus,
-            self._redis,
-            self._metrics,
-            self._clock,
-            self._tracer,
+            self._process,
             partition=self.partition,
             term=term,
             is_lease_held=lambda: self.leadership.is_held,
-            known_workers=self._live_workers.live(self._clock(), self._settings.worker_dead_s),
+            known_workers=self._live_workers.live(now, dead_s),
             health=self.planning,
-            not_ready=self._not_ready,
         )
         self.leader = leader
-        self._metrics.lead(term)
+        self._process.metrics.lead(term)
         leading = asyncio.create_task(leader.run())
         lost = asyncio.create_task(self.leadership.until_lost())
         try:
@@ -146,7 +115,7 @@ class Candidate:
         finally:
             self.leader = None
             await cancel_all({leading, lost})
-            self._metrics.stand_by()
+            self._process.metrics.stand_by()
 
     @property
     def readiness(self) -> tuple[bool, str]:

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from inferflux.common import logs, subjects
-from inferflux.common.bus import Bus, JobConsumer
+from inferflux.common.bus import JobConsumer
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.common.partitions import Partition
 from inferflux.common.tasks import Background, cancel_all
-from inferflux.common.tracing import Tracer
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .admin import serve_admin
@@ -23,18 +21,14 @@ from .core.defects import PlanningHealth, unschedulable
 from .core.scheduler import SchedulerCore
 from .guard import GuardedCore
 from .intake import end_by_name, take_in
-from .metrics import SchedulerMetrics
 from .perform import Performer
 from .prefix_hints import PrefixHints
+from .process import Process
 from .reader_notices import serve_readers
-from .settings import SchedulerSettings
 from .shares_exchange import SharesExchange
 from .shares_store import SharesStore
 from .spans import SchedulerSpans
 from .status import serve_status
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
 
 log = logs.get("scheduler")
 
@@ -54,25 +48,19 @@ class Leader:
         is_lease_held: whether no other scheduler can lead now.
         known_workers: those that have sent heartbeats; once all of them send one again, dispatching starts.
         health: told when the core raises.
-        not_ready: what keeps the process from being ready, "" if nothing does.
     """
 
     def __init__(
         self,
-        settings: SchedulerSettings,
-        bus: Bus,
-        redis: Redis,
-        metrics: SchedulerMetrics,
-        clock: Callable[[], float],
-        tracer: Tracer,
+        process: Process,
         *,
         partition: Partition,
         term: int,
         is_lease_held: Callable[[], bool],
         known_workers: Collection[str],
         health: PlanningHealth,
-        not_ready: Callable[[], str],
     ) -> None:
+        settings, bus, metrics, clock = process.settings, process.bus, process.metrics, process.clock
         self._settings = settings
         self._bus = bus
         self._metrics = metrics
@@ -84,7 +72,7 @@ class Leader:
         self._is_able = True
         self._held: list[Action] = []
         self._is_plan_due = False
-        self._not_ready = not_ready
+        self._not_ready = process.not_ready
         self.core = SchedulerCore(
             settings.limits,
             now=clock(),
@@ -102,7 +90,7 @@ class Leader:
         self._jobs: JobConsumer | None = None
         self.guard = GuardedCore(self.core, self._do, clock, health)
         self._hints = PrefixHints(
-            redis,
+            process.redis,
             self.core.holders,
             metrics,
             is_wanted=self._are_hints_wanted,
@@ -113,7 +101,7 @@ class Leader:
             bus,
             self.guard,
             metrics,
-            SchedulerSpans(tracer),
+            SchedulerSpans(process.tracer),
             look_up=self._hints.look_up,
             dispatch_timeout_s=settings.dispatch_timeout_s,
             has_all=self._has_all_jobs,
