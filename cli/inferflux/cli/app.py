@@ -136,6 +136,13 @@ def up(
     gateways: Annotated[
         int, typer.Option(min=1, max=16, help="Gateways; all but the first take free ports.")
     ] = 1,
+    zones: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Zones that gateways, and workers, are dealt out to in turn. Else $INFERFLUX_ZONE for all.",
+        ),
+    ] = "",
     slots: Annotated[int, typer.Option(min=0, help="Requests at once per worker; 0: its default.")] = 0,
     threads: Annotated[
         int, typer.Option(min=0, help="CPU threads per worker; 0: the cores divided by the workers.")
@@ -168,7 +175,7 @@ def up(
     """Serve a model on this machine until Ctrl-C."""
     from .foreground import in_foreground
     from .stack import DISK_PATH, MODELS_STORE, THREADS, StackOptions
-    from .up import serve
+    from .up import serve, zones_of
 
     if nats not in (1, 3, 5):
         raise typer.BadParameter("1, 3 or 5: two servers lose one no better than one", param_hint="--nats")
@@ -184,6 +191,7 @@ def up(
         redis_servers=_WATCHED_SERVERS if sentinel else redis,
         has_sentinels=sentinel,
         policies=policies,
+        zones=zones_of(zones),
         nats_servers=nats,
         state_dir=state_path(state_dir),
         gateway_port=gateway_port,

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.markup import escape
+
+from inferflux.common import subjects
 
 from .stack import Stack
 from .stack.follow import LogTail
@@ -64,6 +67,20 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "",
         "[dim]Ctrl-C ends it.[/]",
     ]
+
+
+def zones_of(text: str) -> tuple[str, ...]:
+    """The zones of a flag.
+
+    Raises:
+        typer.BadParameter: one cannot be the name of a zone.
+    """
+    zones = tuple(name.strip() for name in text.split(",")) if text else ()
+    for name in zones:
+        if not subjects.is_safe_token(name):
+            message = f"{name!r} is no name of a zone: 1-64 of A-Z a-z 0-9 _ -, and a comma between two"
+            raise typer.BadParameter(message, param_hint="--zones")
+    return zones
 
 
 def state_dir_flag(path: Path, env: Mapping[str, str]) -> str:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from inferflux.cli.stack.access import Access, grant
-from inferflux.cli.stack.options import THREADS, StackOptions
+from inferflux.cli.stack.options import THREADS, ZONE, StackOptions
 from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, worker_names
 from inferflux.cli.stack.ports import Ports
 from inferflux.cli.state_dir import StateDir
+from inferflux.cli.up import zones_of
 
 PORTS = Ports(nats=(1001,), redis=(1002,), policy=1003, gateway=1004, http=1005)
 WITH_SENTINELS = StackOptions(redis_servers=3, has_sentinels=True)
@@ -63,6 +65,33 @@ def test_several_schedulers_are_told_apart_by_name(tmp_path: Path) -> None:
     schedulers = {name: spec for name, spec in specs.items() if spec.kind == "scheduler"}
     assert set(schedulers) == {"scheduler-0", "scheduler-1"}
     assert all(spec.env["INFERFLUX_SCHEDULER_ID"] == name for name, spec in schedulers.items())
+
+
+def test_gateways_and_workers_are_dealt_out_to_zones_in_turn(tmp_path: Path) -> None:
+    ports = replace(PORTS, other_gateways=((1006, 1007), (1008, 1009)))
+    options = StackOptions(workers=3, gateways=3, schedulers=2, zones=("north", "south"))
+    specs = by_name(made(tmp_path, options, ports=ports))
+    zones = {name: spec.env[ZONE] for name, spec in specs.items() if ZONE in spec.env}
+    assert zones == {
+        f"{kind}-{index}": ("north", "south", "north")[index]
+        for kind in ("gateway", "worker")
+        for index in range(3)
+    }
+
+
+def test_a_stack_without_zones_leaves_them_to_the_environment(tmp_path: Path) -> None:
+    assert not [spec for spec in by_name(made(tmp_path, StackOptions())).values() if ZONE in spec.env]
+
+
+@pytest.mark.parametrize("text", [",", "north,", "north,,south", "in the north", "a.b", "z" * 65])
+def test_what_is_no_zone_is_refused_by_the_flag(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is no name of a zone") as caught:
+        zones_of(text)
+    assert caught.value.param_hint == "--zones"
+
+
+def test_zones_are_names_between_commas() -> None:
+    assert (zones_of(""), zones_of("a"), zones_of("a, b-1")) == ((), ("a",), ("a", "b-1"))
 
 
 def test_several_policies_and_a_cluster_of_redis_are_told_to_those_who_call_them(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from inferflux.common.servers import NATS_SYNC_INTERVAL
 DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"
 MODELS_STORE = "INFERFLUX_MODELS_STORE"
 THREADS = "INFERFLUX_WORKER_THREADS"
+ZONE = "INFERFLUX_ZONE"
 DEMO_MODEL = Path("models") / "inferflux-demo.gguf"
 
 
@@ -40,6 +41,7 @@ class StackOptions:
             cluster of three primaries, and their replicas.
         has_sentinels: whether three sentinels watch the servers of Redis.
         policies: processes of policy; with TLS one.
+        zones: that gateways, and workers, are dealt out to in turn; none: as the environment has it.
         nats_store: where nats-server keeps its streams; None is below `state_dir`. Not of a cluster.
         has_disk_tier: whether workers keep KV state below `state_dir`.
         has_store: whether they keep models that are pulled there, all in one folder.
@@ -60,6 +62,7 @@ class StackOptions:
     redis_servers: int = 1
     has_sentinels: bool = False
     policies: int = 1
+    zones: Sequence[str] = ()
     workers: int = 1
     null_workers: int = 0
     schedulers: int = 1

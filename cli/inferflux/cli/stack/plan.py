@@ -23,7 +23,7 @@ from inferflux.common.servers import (
 from inferflux.common.watched_servers import Watched, last_primary
 
 from .access import Access
-from .options import DISK_PATH, MODELS_STORE, THREADS, StackOptions
+from .options import DISK_PATH, MODELS_STORE, THREADS, ZONE, StackOptions
 from .ports import Ports
 
 # Processes that end together, in this order: none loses a service that it needs to finish.
@@ -161,22 +161,27 @@ def plan(
             "policy", {**listen, "INFERFLUX_POLICY_BOOTSTRAP_KEY": api_key, **proof}, name, "policy"
         )
 
-    def gateway(name: str, port: int, http: int) -> ProcessSpec:
+    def gateway(index: int, name: str, port: int, http: int) -> ProcessSpec:
         listen = {
             "INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{port}",
             "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{http}",
         }
-        return service("gateway", {**listen, **proof}, name, "gateway")
+        return service("gateway", {**listen, **proof, **_zone(options, index)}, name, "gateway")
 
     gateways = [
-        gateway(name, *where)
-        for name, where in zip(gateway_names(options.gateways), ports.gateways, strict=True)
+        gateway(index, name, *where)
+        for index, (name, where) in enumerate(
+            zip(gateway_names(options.gateways), ports.gateways, strict=True)
+        )
     ]
     workers = [
         service(
-            "worker", _worker_env(options, model, state_dir, name, cores), name, _nats_user(options, name)
+            "worker",
+            {**_worker_env(options, model, state_dir, name, cores), **_zone(options, index)},
+            name,
+            _nats_user(options, name),
         )
-        for name in worker_names(options.workers)
+        for index, name in enumerate(worker_names(options.workers))
     ]
     schedulers = [
         service(
@@ -317,6 +322,11 @@ def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, 
         "INFERFLUX_WORKER_NULL_WORKERS": options.null_workers,
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
+
+
+def _zone(options: StackOptions, index: int) -> dict[str, str]:
+    """What a gateway or a worker is told of its zone, by its number among its kind."""
+    return {ZONE: options.zones[index % len(options.zones)]} if options.zones else {}
 
 
 def _share_of_cores(options: StackOptions, name: str, cores: int) -> int:
