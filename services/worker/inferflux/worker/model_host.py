@@ -14,7 +14,7 @@ from inferflux.common.images import unpacked
 from inferflux.common.model_roles import embeds
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.sounds import is_sound, unpacked_sound
-from inferflux.common.tasks import Background, cancel_all, is_set_within
+from inferflux.common.tasks import Background, is_set_within, until_next
 from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import engine_log, request_log
@@ -36,7 +36,7 @@ _WATCH_INTERVAL_S = 0.5
 # How long the step may take that the engine makes when it is told to flush.
 _FLUSH_STEP_S = 1.0
 _IMAGES_AT_ONCE = 4
-_OF_EVERY_STEP = frozenset({"emissions", "stats"})
+_OF_EVERY_STEP = {engine_pb2.StepReport.DESCRIPTOR.fields_by_name[name] for name in ("emissions", "stats")}
 
 log = logs.get("worker.model_host")
 
@@ -178,7 +178,6 @@ class ModelHost:
         self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
         self._clearing = CacheClearing(self._engine.send)
         self._has_news = asyncio.Event()
-        self._stopping = asyncio.Event()
         self._flushed = asyncio.Event()
         # Images on their way to the engine: a few at a time, since each may have megabytes.
         self._reading = Background()
@@ -229,11 +228,12 @@ class ModelHost:
         Raises:
             EngineLoadError: the model could not be loaded, or not again: see `EngineHost.run`.
         """
-        watching = asyncio.create_task(self._watch())
+        background = Background()
+        background.start(self._watch())
         try:
-            await asyncio.gather(self._engine.run(), watching)
+            await self._engine.run()
         finally:
-            await cancel_all([watching])
+            await background.close()
 
     async def flush(self, limit_s: float) -> None:
         """Have the engine put what is worth keeping on disk, if it has one, within `limit_s`. It takes no
@@ -249,7 +249,6 @@ class ModelHost:
 
     async def stop(self) -> None:
         """End the engine; its resident requests are gone."""
-        self._stopping.set()
         await self._engine.stop()
         await self._reading.close()
 
@@ -384,7 +383,7 @@ class ModelHost:
             resident = self.residents.emitted(emission)
             if resident is not None:
                 await self._shared.emitter.publish(resident.subject, emission.chunk)
-        if any(field.name not in _OF_EVERY_STEP for field, _ in step.ListFields()):
+        if not dict(step.ListFields()).keys() <= _OF_EVERY_STEP:
             await self._on_events(step)
         stats = step.stats
         self.stats = stats
@@ -497,7 +496,8 @@ class ModelHost:
 
     async def _watch(self) -> None:
         """Kill an engine that should make steps and makes none; it is then started again."""
-        while not await is_set_within(self._stopping, _WATCH_INTERVAL_S):
+        while True:
+            await until_next(_WATCH_INTERVAL_S)
             if self._watchdog.is_stuck(has_running=self.residents.has_running):
                 self._watchdog.progressed()
                 self._metrics.stuck.inc()

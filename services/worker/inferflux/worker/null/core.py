@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from operator import attrgetter
 
 from inferflux.common.errors import DeadlineExceeded, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
@@ -66,7 +67,8 @@ class NullCore:
         # By slot.
         self._running: dict[int, Job] = {}
         self._arrivals = 0
-        self._report = engine_pb2.StepReport()
+        self._next = engine_pb2.EngineReport()
+        self._report = self._next.step
         self._has_news = False
         self._high_water = 0
 
@@ -142,11 +144,11 @@ class NullCore:
     def step(self) -> None:
         """Prompts go on, the most urgent first, and each request whose prompt is computed has a token."""
         self._expire()
+        if not self._running:
+            return
         left = self._rates.step_prefill_tokens
         stats = self._report.stats
-        ordered = sorted(self._running.values(), key=lambda job: job.order)
-        if not ordered:
-            return
+        ordered = sorted(self._running.values(), key=attrgetter("order"))
         for job in ordered:
             if job.slot is None:  # another one took its cells in this step
                 continue
@@ -172,9 +174,10 @@ class NullCore:
         """What is to be told since the last call, if anything."""
         if not self._has_news:
             return None
-        report, self._report = self._report, engine_pb2.StepReport()
+        report, self._next = self._next, engine_pb2.EngineReport()
+        self._report = self._next.step
         self._has_news = False
-        stats = report.stats
+        stats = report.step.stats
         parked = [job for job in self._jobs.values() if job.slot is None]
         stats.sequences = len(self._jobs)
         stats.parked = len(parked)
@@ -183,7 +186,7 @@ class NullCore:
         stats.kv_cells_reserved = sum(job.position for job in self._running.values())
         stats.kv_cells_high_water = self._high_water
         stats.kv_cells_width = stats.kv_cells_used
-        return engine_pb2.EngineReport(step=report)
+        return report
 
     @property
     def _cells_used(self) -> int:
@@ -226,12 +229,12 @@ class NullCore:
         chunk.token_ids.append(token)
         chunk.text = job.text.push(text_of(token).encode())
         chunk.sampled_unix_us = unix_us
-        if job.request.params.sampling.HasField("logprobs"):
+        if job.with_logprobs:
             chosen = chunk.logprobs.add().chosen
             chosen.token_id, chosen.text = token, text_of(token)
         if job.text.is_stopped or token in job.end_tokens:
             self._finish(job, chunk, generation_pb2.FINISH_REASON_STOP)
-        elif job.generated >= job.request.params.max_tokens:
+        elif job.generated >= job.max_tokens:
             self._finish(job, chunk, generation_pb2.FINISH_REASON_LENGTH)
         else:
             chunk.held_text = job.text.held

@@ -21,6 +21,11 @@ class Job:
 
     key: str
     request: scheduler_pb2.InferenceRequest
+    epoch: int
+    seed: int
+    prompt_tokens: int
+    max_tokens: int
+    with_logprobs: bool
     run: int
     urgency_key: float
     arrival: int
@@ -45,21 +50,9 @@ class Job:
         self.chunk_head = head.SerializeToString()
 
     @property
-    def epoch(self) -> int:
-        return self.request.epoch
-
-    @property
-    def seed(self) -> int:
-        return self.request.params.sampling.seed
-
-    @property
     def order(self) -> tuple[float, int]:
         """Lower is more urgent; no two are equal."""
         return self.urgency_key, self.arrival
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def n_pending(self) -> int:
@@ -149,11 +142,16 @@ def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: fl
     Args:
         now_s: monotonic clock. unix_s: wall clock.
     """
-    request = item.request
+    request, params = item.request, item.request.params
     generated = list(request.generated_token_ids)
     job = Job(
         key=f"{request.tenant}.{request.request_id}",
         request=request,
+        epoch=request.epoch,
+        seed=params.sampling.seed,
+        prompt_tokens=len(request.prompt_token_ids),
+        max_tokens=params.max_tokens,
+        with_logprobs=params.sampling.HasField("logprobs"),
         run=item.run,
         urgency_key=item.urgency_key,
         arrival=arrival,
@@ -161,8 +159,8 @@ def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: fl
         queue_ms=queue_ms(request, unix_s=unix_s),
         started_s=now_s,
         deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
-        text=TextAssembler(request.params.stop),
-        end_tokens=frozenset(request.params.stop_token_ids),
+        text=TextAssembler(params.stop),
+        end_tokens=frozenset(params.stop_token_ids),
         generated=len(generated),
     )
     for token in generated:
