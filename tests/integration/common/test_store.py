@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 import redis.exceptions
@@ -11,7 +12,9 @@ from harness.cuttable import CuttableProxy
 
 from inferflux.common import store
 from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.sentinel_servers import OF_SENTINELS, PASSWORD, SentinelServers
 from inferflux.common.servers import ServerProcess, free_port
+from inferflux.common.watched_servers import SERVICE
 
 
 async def test_it_stores_bytes(valkey_url: str) -> None:
@@ -125,3 +128,41 @@ def test_a_url_that_is_none_names_the_variable(url: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         store.connect(url)
     assert caught.value.field == "INFERFLUX_REDIS_URL"
+
+
+async def test_a_server_that_the_url_should_not_name_is_told_and_is_no_defect(
+    private_valkey: ServerProcess,
+) -> None:
+    """A database that it does not have; a server where sentinels should be."""
+    at = f"127.0.0.1:{private_valkey.port}"
+    for url, why in (
+        (f"redis://{at}/99", "DB index is out of range"),
+        (f"redis+sentinel://{at}/store", "no sentinel answers: unknown command"),
+    ):
+        client = store.connect(url)
+        with pytest.raises(Unavailable) as caught, store.store_errors():
+            await client.ping()
+        assert why in caught.value.in_full
+        await client.aclose()
+
+
+async def test_why_no_sentinel_tells_the_primary_is_told(tmp_path: Path) -> None:
+    async with SentinelServers(tmp_path) as servers:
+        for url, why in (
+            (servers.url.replace("sentinel_password=", "sentinel_password=x"), "no sentinel answers: "),
+            (servers.url.replace(f"/{SERVICE}/", "/other/"), "knows a primary of 'other' that lives"),
+            (f"redis://:{OF_SENTINELS}@127.0.0.1:{servers.sentinels[0].port}", "unknown command"),
+        ):
+            client = store.connect(url)
+            with pytest.raises(Unavailable) as caught, store.store_errors():
+                await client.exists("key")
+            assert why in caught.value.in_full
+            assert PASSWORD not in caught.value.in_full
+            await client.aclose()
+
+
+async def test_a_sentinel_that_is_none_is_passed_by(tmp_path: Path, private_valkey: ServerProcess) -> None:
+    async with SentinelServers(tmp_path) as servers:
+        client = store.connect(servers.url.replace("@", f"@127.0.0.1:{private_valkey.port},", 1))
+        await client.set("key", b"1")
+        await client.aclose()

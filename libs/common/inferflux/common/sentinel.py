@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, unquote, urlencode
 
 import redis.asyncio
@@ -84,6 +84,33 @@ def parse(url: str) -> SentinelUrl:
     )
 
 
+class _Asked(redis.asyncio.Redis):
+    """A sentinel that is asked for the primary.
+
+    Attributes:
+        failed: why its last answer told nothing; empty where it did.
+    """
+
+    failed = ""
+
+    async def sentinel_masters(self, *arguments: Any, **options: Any) -> Any:
+        """What it watches.
+
+        Raises:
+            redis.exceptions.ConnectionError, redis.exceptions.TimeoutError: it does not tell. The next one is
+                asked, also where this one is no sentinel.
+        """
+        try:
+            watched = await super().sentinel_masters(*arguments, **options)
+        except redis.exceptions.RedisError as error:
+            self.failed = str(error)
+            if isinstance(error, redis.exceptions.ResponseError):
+                raise redis.exceptions.ConnectionError(self.failed) from error
+            raise
+        self.failed = ""
+        return watched
+
+
 class SentinelPool(BlockingConnectionPool):
     """A bounded pool whose connections lead to the primary, as `SentinelManagedConnection` asks for it.
 
@@ -102,7 +129,8 @@ class SentinelPool(BlockingConnectionPool):
         super().__init__(**arguments)
         self._service = target.service
         self._sentinels = Sentinel(())  # type: ignore[no-untyped-call]
-        self._sentinels.sentinels = [redis.asyncio.Redis.from_pool(pool) for pool in sentinel_pools]
+        self._asked = [cast("_Asked", _Asked.from_pool(pool)) for pool in sentinel_pools]
+        self._sentinels.sentinels = [*self._asked]
         self._primary: tuple[str, int] | None = None
         self.connection_kwargs["connection_pool"] = weakref.proxy(self)
 
@@ -115,13 +143,21 @@ class SentinelPool(BlockingConnectionPool):
         try:
             host, port = await self._sentinels.discover_master(self._service)
         except MasterNotFoundError:  # its text has what clients were made with
-            message = f"no sentinel that answers knows a primary of {self._service!r} that lives"
-            raise redis.exceptions.ConnectionError(message) from None
+            raise redis.exceptions.ConnectionError(self._why_none()) from None
         primary = (host, int(port))
         if self._primary not in (None, primary):
             await self.disconnect(inuse_connections=False)
         self._primary = primary
         return primary
+
+    def _why_none(self) -> str:
+        """Why no sentinel has told the primary."""
+        failures = [sentinel.failed for sentinel in self._asked]
+        said = "; ".join(sorted({failure for failure in failures if failure}))
+        if all(failures):
+            return f"no sentinel answers: {said}"
+        unknown = f"no sentinel that answers knows a primary of {self._service!r} that lives"
+        return f"{unknown}; others do not answer: {said}" if said else unknown
 
     async def release(self, connection: Any) -> None:
         """Take a connection back; one to a server that is not the primary any more is closed."""

@@ -28,9 +28,12 @@ otherwise the script would run where some of the keys are not any more."""
 
 _CONNECT_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 2.0
-# A server that is there and cannot serve: a full disk, too few replicas, a script that does not end. The
-# client has no classes for these.
-_REFUSALS = ("MISCONF", "NOREPLICAS", "BUSY ")
+# A server that is there and cannot serve: a full disk, too few replicas, a script that does not end. Or one
+# that a URL should not name: without the database, a sentinel. The client has no classes for these.
+_REFUSALS = (
+    *("MISCONF", "NOREPLICAS", "BUSY "),
+    *("DB index is out of range", "SELECT is not allowed in cluster mode", "unknown command"),
+)
 # What an optional use of Redis goes on without: it is away, too slow, or answers with an error.
 FAILURES = (redis.exceptions.RedisError, OSError, TimeoutError)
 # How uvloop's RuntimeError for a write to a closed transport ends.
@@ -180,6 +183,7 @@ def store_errors() -> Iterator[None]:
         redis.exceptions.ReadOnlyError,
         redis.exceptions.OutOfMemoryError,
         redis.exceptions.ClusterDownError,  # and MasterDownError, its child
+        redis.exceptions.MovedError,  # a URL of one server names one of a cluster
         redis.exceptions.TryAgainError,
         redis.exceptions.NoPermissionError,
         TimeoutError,

@@ -22,12 +22,20 @@ def parse_servers(url: str) -> list[str]:
         except ValueError:
             is_address = False
         if not is_address or any(character.isspace() for character in server):
-            shown = without_password(server)
-            message = f"INFERFLUX_NATS_URL: {shown!r} is not an address like nats://127.0.0.1:4222"
-            raise InvalidArgument(message, field="INFERFLUX_NATS_URL")
+            raise InvalidArgument(_refusal(server, url), field="INFERFLUX_NATS_URL")
     return servers
 
 
 def without_password(url: str) -> str:
     """The same, without users and passwords: for logs and errors."""
-    return re.sub(r"(^|//|,)[^/@,]*@", r"\1", url)
+    return re.sub(r"(^|//|,)[^/,]*@", r"\1", url)
+
+
+def _refusal(server: str, url: str) -> str:
+    if "@" not in url:
+        return f"INFERFLUX_NATS_URL: {server!r} is not an address like nats://127.0.0.1:4222"
+    # Each part may be one of a password.
+    return (
+        "INFERFLUX_NATS_URL: an address is not like nats://user:password@127.0.0.1:4222. A user and a "
+        "password are taken as they are written, and / ? # , cannot be in them"
+    )
