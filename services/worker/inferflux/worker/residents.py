@@ -33,6 +33,7 @@ class Resident:
     Attributes:
         run: the latest that the engine was asked for.
         reported: where it is, by the engine's latest report.
+        subject: the token subject, to which its chunks are published.
         chunks: all that was published for it, kept because the replay stream may lose them.
     """
 
@@ -48,16 +49,15 @@ class Resident:
     trace_id: str = ""
     reported: engine_pb2.EngineResidence = field(default_factory=engine_pb2.EngineResidence)
     chunks: list[bytes] = field(default_factory=list)
+    subject: str = field(init=False)
     _identity: scheduler_pb2.RequestEpoch | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.subject = subjects.tokens(self.tenant, self.request_id)
 
     @property
     def key(self) -> str:
         return request_key(self.tenant, self.request_id)
-
-    @property
-    def subject(self) -> str:
-        """The token subject, to which its chunks are published."""
-        return subjects.tokens(self.tenant, self.request_id)
 
     @property
     def may_run(self) -> bool:

@@ -49,7 +49,6 @@ _PINGS_OUTSTANDING = 2
 
 _PING = b"PING\r\n"
 _SPREAD = random.SystemRandom()
-_SUBJECT = re.compile(r"[^\s]+")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NEWLINES = str.maketrans({"\r": " ", "\n": " "})
 
@@ -274,7 +273,7 @@ def check_subject(subject: str) -> None:
     """Raises:
     ValueError: it cannot be written.
     """
-    if _SUBJECT.fullmatch(subject) is None:
+    if not _is_one_word(subject):
         raise ValueError(f"not a subject: {subject!r}")
 
 
@@ -284,7 +283,12 @@ def decode_subject(subject: bytes) -> str | None:
         text = subject.decode()
     except UnicodeDecodeError:
         return None
-    return text if _SUBJECT.fullmatch(text) else None
+    return text if _is_one_word(text) else None
+
+
+def _is_one_word(text: str) -> bool:
+    """Whether there is something, and no white space."""
+    return text.split(maxsplit=1) == [text]
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
