@@ -175,7 +175,7 @@ def up(
     """Serve a model on this machine until Ctrl-C."""
     from .foreground import in_foreground
     from .stack import DISK_PATH, MODELS_STORE, THREADS, StackOptions
-    from .up import serve, zones_of
+    from .up import null_workers_of, serve, zones_of
 
     if nats not in (1, 3, 5):
         raise typer.BadParameter("1, 3 or 5: two servers lose one no better than one", param_hint="--nats")
@@ -200,6 +200,7 @@ def up(
         nats_port=nats_port,
         redis_port=redis_port,
         workers=workers,
+        null_workers=null_workers_of(os.environ),
         schedulers=schedulers,
         partitions=partitions,
         gateways=gateways,

@@ -37,6 +37,8 @@ from .errors import CommandError
 # The admin key is this tenant's, and its tokens can be read on every stack.
 FIRST_TENANT = "default"
 _PID_WAIT_S = 1.0
+# nats-server and valkey-server would read these otherwise in a path of their configuration.
+_UNFIT = '"\\'
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,11 @@ class StateDir:
         """Make the directory.
 
         Raises:
-            CommandError: it cannot be made or written to.
+            CommandError: it cannot be made or written to, or its servers cannot be configured with its name.
         """
+        unfit = sorted({each for each in str(self.path) if each in _UNFIT or not each.isprintable()})
+        if unfit:
+            raise CommandError(f"the name {str(self.path)!r} cannot have {unfit[0]!r} in it (--state-dir)")
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.path / "logs").mkdir(exist_ok=True)

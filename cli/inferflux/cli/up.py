@@ -21,6 +21,7 @@ from inferflux.common import subjects
 from .stack import Stack
 from .stack.follow import LogTail
 from .stack.ignored import ignored_variables
+from .stack.options import ENGINE, NULL_WORKERS
 from .state_dir import home_path
 
 _TLS = "the CA: INFERFLUX_TLS_CA; beside it client.pem and client.key, which NATS asks for"
@@ -81,6 +82,14 @@ def zones_of(text: str) -> tuple[str, ...]:
             message = f"{name!r} is no name of a zone: 1-64 of A-Z a-z 0-9 _ -, and a comma between two"
             raise typer.BadParameter(message, param_hint="--zones")
     return zones
+
+
+def null_workers_of(env: Mapping[str, str]) -> int:
+    """How many workers without a model the environment asks of each worker process; 0 where it asks for
+    none, or for what the process itself refuses.
+    """
+    count = env.get(NULL_WORKERS) or "1"
+    return int(count) if env.get(ENGINE) == "null" and count.isascii() and count.isdecimal() else 0
 
 
 def state_dir_flag(path: Path, env: Mapping[str, str]) -> str:

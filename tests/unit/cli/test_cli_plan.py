@@ -14,7 +14,7 @@ from inferflux.cli.stack.options import THREADS, ZONE, StackOptions
 from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, worker_names
 from inferflux.cli.stack.ports import Ports
 from inferflux.cli.state_dir import StateDir
-from inferflux.cli.up import zones_of
+from inferflux.cli.up import null_workers_of, zones_of
 
 PORTS = Ports(nats=(1001,), redis=(1002,), policy=1003, gateway=1004, http=1005)
 WITH_SENTINELS = StackOptions(redis_servers=3, has_sentinels=True)
@@ -92,6 +92,18 @@ def test_what_is_no_zone_is_refused_by_the_flag(text: str) -> None:
 
 def test_zones_are_names_between_commas() -> None:
     assert (zones_of(""), zones_of("a"), zones_of("a, b-1")) == ((), ("a",), ("a", "b-1"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "count", "workers"),
+    [("null", "30", 30), ("null", "", 1), ("null", "many", 0), ("llama", "30", 0), ("", "", 0)],
+)
+def test_null_workers_of_the_environment_are_known_to_the_stack(
+    engine: str, count: str, workers: int
+) -> None:
+    """Else they would connect as a user that may not speak for them."""
+    env = {"INFERFLUX_WORKER_ENGINE": engine, "INFERFLUX_WORKER_NULL_WORKERS": count}
+    assert null_workers_of(env) == workers
 
 
 def test_several_policies_and_a_cluster_of_redis_are_told_to_those_who_call_them(tmp_path: Path) -> None:

@@ -46,6 +46,21 @@ def test_the_key_is_made_once_and_is_its_owners_alone(state_dir: StateDir) -> No
     assert mode(state_dir.path) == 0o700
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "a\x7fb"])
+def test_a_name_that_servers_would_read_otherwise_is_refused_before_anything_is_made(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(CommandError, match=r"cannot have .* in it \(--state-dir\)"):
+        StateDir(tmp_path / name).prepare()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a b", "a'b", "$a #b", "a,b;{c}", "ünï", "100%"])
+def test_other_names_are_taken(tmp_path: Path, name: str) -> None:
+    StateDir(tmp_path / name).prepare()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_a_running_stack_is_found_and_an_ended_one_is_not(state_dir: StateDir) -> None:
     assert state_dir.running() is None
     with state_dir.locked():

@@ -23,7 +23,7 @@ from inferflux.common.servers import (
 from inferflux.common.watched_servers import Watched, last_primary
 
 from .access import Access
-from .options import DISK_PATH, MODELS_STORE, THREADS, ZONE, StackOptions
+from .options import DISK_PATH, ENGINE, MODELS_STORE, NULL_WORKERS, THREADS, ZONE, StackOptions
 from .ports import Ports
 
 # Processes that end together, in this order: none loses a service that it needs to finish.
@@ -318,8 +318,8 @@ def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, 
         "INFERFLUX_WORKER_KV_CELLS": options.kv_cells,
         DISK_PATH: state_dir / "kv" if options.has_disk_tier else "",
         MODELS_STORE: state_dir / "models" if options.has_store else "",
-        "INFERFLUX_WORKER_ENGINE": "null" if options.null_workers else "",
-        "INFERFLUX_WORKER_NULL_WORKERS": options.null_workers,
+        ENGINE: "null" if options.null_workers else "",
+        NULL_WORKERS: options.null_workers,
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
 
