@@ -34,9 +34,16 @@ def test_a_target_of_grpc_may_mean_several_gateways(
 
 WRONG = ["host", "host:", ":1", "host:port", "host:70000", "host:0", "host:-1"]
 WRONG_TARGETS = ["dns:///host", "dns:///:1", "ipv4:10.0.0.1:1,10.0.0.2", "ipv6:"]
+NO_NUMBERS = [
+    "ipv4:host:1",
+    "ipv4:999.0.0.1:1",
+    "ipv4:10.0.0.1:1,[::1]:2",
+    "ipv6:10.0.0.1:1",
+    "xds:///host:1",
+]
 
 
-@pytest.mark.parametrize("address", [*WRONG, *WRONG_TARGETS])
+@pytest.mark.parametrize("address", [*WRONG, *WRONG_TARGETS, *NO_NUMBERS])
 def test_an_address_that_cannot_be_is_refused_by_name(address: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         resolve(address, "ifx_own", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from inferflux.api.errors import InvalidArgument
 
@@ -63,10 +64,25 @@ def _check(address: str) -> None:
         parts = [address.removeprefix(_OF_NAMES).rpartition("/")[2]]
     elif address.startswith(_OF_NUMBERS):
         parts = address.partition(":")[2].split(",")
+    elif "://" in address:
+        raise InvalidArgument(f"{address!r} is neither host:port nor dns:///host:port", field="addresses")
     else:
         parts = [address]
     for part in parts:
         _check_host_port(part, address)
+        if address.startswith(_OF_NUMBERS):
+            _check_number(part.rpartition(":")[0], address)
+
+
+def _check_number(host: str, address: str) -> None:
+    version = 4 if address.startswith("ipv4:") else 6
+    try:
+        is_number = ip_address(host.removeprefix("[").removesuffix("]")).version == version
+    except ValueError:
+        is_number = False
+    if not is_number:
+        message = f"{address!r} has {host!r}, which is no address of IPv{version}"
+        raise InvalidArgument(message, field="addresses")
 
 
 def _check_host_port(part: str, address: str) -> None:
