@@ -37,20 +37,27 @@ class SharesStore:
         self._key = subjects.tenant_shares(partition)
         self._revision = 0
         self._written = b""
+        self._is_loaded = False
 
     async def load(self, ledger: Ledger) -> None:
-        """Take over what the last leader wrote."""
+        """Take over what the last leader wrote. Where that cannot be read, `keep` tries again."""
         try:
             entry = await self._bucket.get(self._key, timeout_s=_TIMEOUT_S)
         except InferFluxError as error:
             log.warning("the shares of tenants could not be read", reason=error.reason)
             return
+        self._is_loaded = True
         if entry is not None:
             self._revision = entry.revision
             ledger.restore(entry.value)
 
     async def keep(self, ledger: Ledger) -> None:
-        """Write the counters if they have changed; not over what another leader has written since."""
+        """Write the counters if they have changed; not over what another leader has written since, nor over
+        what has not been read."""
+        if not self._is_loaded:
+            await self.load(ledger)
+            if not self._is_loaded:
+                return
         value = ledger.encode()
         if value == self._written:
             return

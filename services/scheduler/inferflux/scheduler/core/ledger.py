@@ -87,7 +87,8 @@ class Ledger:
         return min(active or self.counters.values(), default=0.0)
 
     def restore(self, written: bytes) -> None:
-        """Take over what an earlier leader wrote down; what cannot be read is ignored."""
+        """Add what an earlier leader wrote down to what was served here meanwhile. What cannot be read is
+        ignored."""
         try:
             counters = json.loads(written)
         except (ValueError, ArithmeticError, RecursionError):
@@ -95,5 +96,6 @@ class Ledger:
         if isinstance(counters, Mapping):
             for tenant, counter in list(counters.items())[:MOST_TENANTS]:
                 if isinstance(counter, int | float) and 0 <= counter < HIGHEST:
-                    self.set(tenant, float(counter))
-                    self._restored.add(tenant)
+                    self.set(tenant, self.counters.get(tenant, 0.0) + counter)
+                    if not self.is_active(tenant):
+                        self._restored.add(tenant)
