@@ -62,9 +62,9 @@ class StartDisplay:
 
     def close(self) -> None:
         """Stop drawing; what was drawn stays."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None  # first: the last drawing, which stays, has all rows
+        if live is not None:
+            live.stop()
 
     def _note(self, event: StackEvent) -> None:
         row = self._rows.setdefault(event.process, _Row())
@@ -90,8 +90,15 @@ class StartDisplay:
         self._live.refresh()
 
     def _table(self) -> Table:
+        """A row per process. While it is drawn and does not fit the terminal, ready processes are one row."""
         table = Table.grid(padding=(0, 2))
-        for name, row in self._rows.items():
+        rows = self._rows
+        if self._live is not None and len(rows) > (room := max(self._console.height - 1, 2)):
+            open_ = {name: row for name, row in rows.items() if row.kind is not EventKind.READY}
+            count = f"{len(rows) - len(open_)} of {len(rows)}"
+            table.add_row(f"[{_READY}]✓[/]", count, "[dim]ready[/]", "")
+            rows = dict(list(open_.items())[: room - 1])
+        for name, row in rows.items():
             table.add_row(*self._cells(name, row))
         return table
 
@@ -101,8 +108,11 @@ class StartDisplay:
             return f"[{_READY}]✓[/]", name, f"[dim]{row.took_s:.1f} s[/]", detail
         if row.kind in (EventKind.STARTING, EventKind.WAITING):
             return self._spinner, name, f"[dim]{time.monotonic() - row.started_at:.0f} s[/]", detail
-        if row.kind in (EventKind.STOPPING, EventKind.STOPPED):
-            return f"[{_FAILED}]✗[/]", f"[dim]{name}[/]", "", detail
+        if row.kind is EventKind.STOPPING:
+            return self._spinner, f"[dim]{name}[/]", "", "[dim]ending[/]"
+        if row.kind is EventKind.STOPPED:
+            mark = f"[{_FAILED}]✗[/]" if row.detail else f"[{_WAITING}]○[/]"
+            return mark, f"[dim]{name}[/]", "", detail if row.detail else "[dim]ended[/]"
         return f"[{_WAITING}]·[/]", f"[dim]{name}[/]", "", ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -196,7 +197,7 @@ def _partitions(partitions: Sequence[scheduler_pb2.SchedulerStatus]) -> Table:
 
 def _hosts(hosts: Sequence[cluster_pb2.HostSummary]) -> RenderableType:
     table = make_table("host", "", "models", ">memory of models", ">last seen")
-    for host in hosts:
+    for host in sorted(hosts, key=lambda host: _numbered(host.host_id)):
         counts = {
             "ready": host.ready,
             "loading": host.loading,
@@ -214,6 +215,11 @@ def _hosts(hosts: Sequence[cluster_pb2.HostSummary]) -> RenderableType:
             f"{host.report_age_ms / 1000:.1f} s",
         )
     return table
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """What names are sorted by, so that worker-9 comes before worker-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus, *, is_whole: bool) -> list[str]:
@@ -257,7 +263,7 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
         "worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process", last=0
     )
     has_zones = any(view.status.zone for view in workers)
-    for view in workers:
+    for view in sorted(workers, key=lambda view: _numbered(view.status.worker_id)):
         status = view.status
         zone = f"{escape(status.zone or '?')} · " if has_zones else ""
         table.add_row(

@@ -262,3 +262,14 @@ def test_status_shows_what_hosts_have_loaded_and_how_much_memory_that_takes() ->
     text = shown(status_view(cluster_pb2.GetStatusResponse(hosts=[host])))
     for part in ("worker-0", "ready 2, failed 1", "at most 8 loaded", "1 GiB of 4 GiB", "0.3 s"):
         assert part in text, text
+
+
+def test_workers_and_hosts_are_in_the_order_of_their_numbers() -> None:
+    names = ["gpu", "worker-1", "worker-10", "worker-2"]
+    workers = [scheduler_pb2.WorkerView(status=scheduler_pb2.WorkerStatus(worker_id=name)) for name in names]
+    status = cluster_pb2.GetStatusResponse(
+        scheduler=scheduler_pb2.SchedulerStatus(workers=workers),
+        hosts=[cluster_pb2.HostSummary(host_id=name) for name in names],
+    )
+    first = [line.split()[0] for line in shown(status_view(status)).splitlines() if line.split()]
+    assert [word for word in first if word in names] == ["gpu", "worker-1", "worker-2", "worker-10"] * 2
