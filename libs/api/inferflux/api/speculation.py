@@ -21,5 +21,5 @@ def source_of(name: str | None) -> generation_pb2.Speculation.ValueType:
 
 def check_speculation(value: int) -> None:
     """Raises InvalidArgument for a value that no source has."""
-    if value not in generation_pb2.Speculation.values():
+    if value not in generation_pb2.Speculation.DESCRIPTOR.values_by_number:
         raise InvalidArgument(f"speculation has the unknown value {value}", field="params.speculation")

@@ -7,9 +7,10 @@ rules are built from these.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Protocol, TypeVar
 
+from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from inferflux.common import subjects
@@ -30,7 +31,8 @@ _Message = TypeVar("_Message", bound=Message)
 class Enum(Protocol):
     """A generated protobuf enum."""
 
-    def values(self) -> Sequence[int]: ...
+    @property
+    def DESCRIPTOR(self) -> EnumDescriptor: ...  # noqa: N802 - its name
 
 
 def decode(kind: type[_Message], data: bytes, field: str = "") -> _Message:
@@ -97,7 +99,7 @@ def check_known(value: int, enum: Enum, field: str) -> None:
     Raises:
         InvalidArgument: it is not.
     """
-    if value == 0 or value not in enum.values():
+    if value == 0 or value not in enum.DESCRIPTOR.values_by_number:
         raise InvalidArgument(f"{field} has the unknown value {value}", field=field)
 
 
