@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -27,6 +29,10 @@ INFERENCE = "inferflux.v1.InferenceService"
 FAULTS = "test.Faults"
 
 
+class Held:
+    """Stands for a request: messages cannot be referred to weakly."""
+
+
 class Inference(inference_pb2_grpc.InferenceServiceServicer):
     """Behaves as the model's name says."""
 
@@ -36,6 +42,8 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         self.all_came = asyncio.Event()
         self._n_came = 0
         self.peers: set[str] = set()
+        # What handlers that failed had in hand.
+        self.held: list[weakref.ref[Held]] = []
 
     async def Chat(  # noqa: N802
         self,
@@ -48,6 +56,8 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
             if request.model == "fail":
                 raise errors.Unavailable("no worker", reason="NO_WORKER", retry_delay_s=2.5)
             if request.model == "defect":
+                held = Held()
+                self.held.append(weakref.ref(held))
                 raise ZeroDivisionError("secret detail")
             if request.model == "forever":
                 await asyncio.Event().wait()
@@ -61,6 +71,8 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
         self.peers.add(context.peer())
         match request.request_id:
             case "invalid":
+                held = Held()
+                self.held.append(weakref.ref(held))
                 raise errors.InvalidArgument("top_p must be in (0, 1]", field="params.sampling.top_p")
             case "defect":
                 raise ZeroDivisionError("secret detail")
@@ -237,6 +249,21 @@ async def test_a_defect_is_internal_counted_and_tells_the_caller_only_a_correlat
     printed = capsys.readouterr()
     assert error.message.split()[-1] in printed.out + printed.err
     assert "ZeroDivisionError" in printed.out + printed.err
+
+
+async def test_what_a_call_that_failed_had_in_hand_is_freed_without_the_garbage_collector(
+    served: Served,
+) -> None:
+    gc.disable()
+    try:
+        await rpc_error(served.stub.Cancel(inference_pb2.CancelRequest(request_id="invalid")))
+        await rpc_error(served.stub.Chat(inference_pb2.ChatRequest(model="defect")))
+        async with asyncio.timeout(5):
+            while any(held() is not None for held in served.inference.held):
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+    assert len(served.inference.held) == 2
 
 
 async def test_a_handlers_own_abort_is_left_alone(served: Served) -> None:

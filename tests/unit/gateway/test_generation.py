@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -282,6 +284,23 @@ async def test_the_model_of_a_resumed_stream_is_recorded_by_its_terminal_chunk_o
         await anext(generation)
     await stage.end()
     assert [(request.model, request.attempt_id) for request in stage.settled] == [("demo", "a1")]
+
+
+async def test_a_request_that_has_ended_is_freed_without_the_garbage_collector() -> None:
+    stage = Stage()
+    stage.bus.live = [finished("a1")]
+    job = scheduler_pb2.InferenceRequest(request_id="r1", prompt_token_ids=[1, 2], attempt_id="a1")
+    gc.disable()
+    try:
+        async with stage.generation() as generation:
+            await generation.submit(CARD, job, prompt_field="prompt")
+            assert [chunk.WhichOneof("event") async for chunk in generation] == ["finished"]
+        freed = weakref.ref(generation)
+        del generation
+        await stage.end()
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 FORM = generation_pb2.AnswerFormat(reasoning=generation_pb2.REASONING_FORMAT_OPEN)

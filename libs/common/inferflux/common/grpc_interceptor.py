@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -356,7 +357,8 @@ class _Call:
         if is_told:
             await self._context.send_initial_metadata(((grpc_metadata.REQUEST_ID, self._called.request_id),))
 
-    async def __aexit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, traceback: object) -> None:
+        del traceback  # see `_forget_frames`
         if error is None:
             self._end("OK")
         elif isinstance(error, InferFluxError):
@@ -384,6 +386,7 @@ class _Call:
         if self._called.request_id:
             mine = ((grpc_metadata.REQUEST_ID, self._called.request_id), *error.headers.items())
             status = status._replace(trailing_metadata=(*status.trailing_metadata, *mine))
+        _forget_frames(sys.exc_info()[1])
         try:
             await self._context.abort_with_status(status)
         except grpc.aio.AbortError:
@@ -396,6 +399,14 @@ class _Call:
         write_call(self._trail, self._called, self.method.rpartition("/")[2], error=error)
         metrics.RPCS.labels(method=self.method, code=code.removeprefix("StatusCode.")).inc()
         log.debug("served an RPC", rpc=self.method, code=code)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """An error that ends a call is kept by what gRPC raises for it, and that by the call, which it refers to.
+    With its frames, which have the request, all of it would be there until the garbage collector comes.
+    """
+    if error is not None:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
 
 
 def unexpected(error: Exception, method: str) -> Internal:

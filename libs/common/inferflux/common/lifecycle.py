@@ -55,6 +55,7 @@ def run(main: Callable[[Shutdown], Awaitable[None]], *, settings: ServiceSetting
     if settings.parent_pid_check:
         exit_with_parent()
     heap.set_apart()
+    heap.collect_rarely()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_supervise(main, settings.drain_limit_s, service))
     sys.exit(status)

@@ -600,6 +600,7 @@ class Generation:
             is_partial=not (self._is_answered or has_ended),
             guardrail=finding.name if finding is not None else "",
         )
+        self._relay = None  # it refers to this generation: only the garbage collector would free the two
 
     def _count_seen(self) -> None:
         if self._relay is not None:
