@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-# Of young objects: collected when there are so many more than after the last time. Requests that wait have
-# hundreds of objects each, and Python's own 700 has the collector look through them again and again.
+# Of young objects: collected when there are so many more than after the last time. A waiting request has
+# hundreds of them, and Python's own 700 has the collector look through them again and again.
 _YOUNG: Final = 10_000
 # A collection looks through the survivors of this many at once, so that it takes milliseconds.
 _MIDDLE: Final = 3
