@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-# Of young objects: collected when there are so many more than after the last time. A waiting request has
+# Of young objects: collected when there are this many more than after the last time. A waiting request has
 # hundreds of them, and Python's own 700 has the collector look through them again and again.
 _YOUNG: Final = 10_000
 # A collection looks through the survivors of this many at once, so that it takes milliseconds.
