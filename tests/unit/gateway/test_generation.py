@@ -15,7 +15,7 @@ from inferflux.common import subjects
 from inferflux.common.audit.writer import NO_AUDIT
 from inferflux.common.bus import Bus
 from inferflux.common.calls import CallContext
-from inferflux.common.errors import InferFluxError, ResourceExhausted, Unavailable
+from inferflux.common.errors import AlreadyExists, InferFluxError, ResourceExhausted, Unavailable
 from inferflux.common.tasks import Background
 from inferflux.common.tracing import OFF
 from inferflux.gateway.call import Call
@@ -162,10 +162,12 @@ class Stage:
     async def settle(self, request: policy_pb2.SettleRequest) -> None:
         self.settled.append(request)
 
-    def generation(self, method: str = "Generate") -> Generation:
+    def generation(self, method: str = "Generate", *, is_id_chosen: bool = False) -> Generation:
         model = "" if method == "Resume" else "demo"
         caller = Caller("acme", "key", guards_stream=self.rules is not None)
-        call = Call(method, model, "r1", caller, OFF.start("test"), CallContext("r1"))
+        call = Call(
+            method, model, "r1", caller, OFF.start("test"), CallContext("r1", is_id_chosen=is_id_chosen)
+        )
         return Generation(call, self._services)
 
     async def submit(self, attempt_id: str) -> None:
@@ -203,6 +205,28 @@ async def test_a_refused_duplicate_leaves_the_accepted_request_its_reader() -> N
     assert stage.reported() == []
     await stage.end()
     assert {request.attempt_id for request in stage.settled} == {"accepted"}
+
+
+async def test_a_stream_whose_job_the_queue_has_forgotten_is_the_same_calls_alone() -> None:
+    """The queue knows an id for two minutes, and a stream may run for longer."""
+    stage = Stage()
+    begun = tokens_pb2.TokenChunk(request_id="r1", attempt_id="drawn-one")
+    begun.started.worker_id = "w"
+    stage.bus.stored = [begun.SerializeToString()]
+    another = scheduler_pb2.InferenceRequest(request_id="r1", attempt_id="later-two")
+    async with stage.generation(is_id_chosen=True) as generation:
+        with pytest.raises(AlreadyExists, match="was used already"):
+            await generation.submit(CARD, another, prompt_field="prompt")
+    stage.bus.enqueued = Unavailable("it must not be queued", reason="QUEUE_UNAVAILABLE")
+    stage.bus.live = [finished("drawn-one")]
+    same = scheduler_pb2.InferenceRequest(request_id="r1", attempt_id="later-one")
+    async with stage.generation(is_id_chosen=True) as generation:
+        await generation.submit(CARD, same, prompt_field="prompt")
+        assert stage.reported() == ["drawn-one"]
+        events = [chunk.WhichOneof("event") async for chunk in generation]
+    assert events == ["started", "finished"]
+    await stage.end()
+    assert {request.attempt_id for request in stage.settled} == {"drawn-one"}
 
 
 @pytest.mark.parametrize(

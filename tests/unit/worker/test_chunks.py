@@ -42,7 +42,10 @@ def test_what_was_found_of_a_prompt_is_told_with_its_place(
 ) -> None:
     sequence = sequence_of_five()
     sequence.begin_at(found, tier)
-    started = chunks.announce(sequence, chunks.empty(sequence), "w-1").started
+    sequence.attempt_id = "a1"
+    first = chunks.announce(sequence, chunks.empty(sequence), "w-1")
+    assert first.attempt_id == "a1"
+    started = first.started
     assert (started.worker_id, started.cached_prompt_tokens, started.cached_prompt_tier) == ("w-1", *told)
     assert sequence.is_announced
     chunk = chunks.empty(sequence)

@@ -101,7 +101,9 @@ def test_an_answer_is_a_function_of_seed_and_index() -> None:
     last = world.chunks["a"][-1]
     assert (last.finished.reason, last.finished.usage.completion_tokens) == (LENGTH, 8)
     assert (last.attempt_id, last.model) == ("attempt-a", "m")
-    assert world.chunks["a"][0].started.worker_id == "w"
+    first = world.chunks["a"][0]
+    assert (first.started.worker_id, first.attempt_id) == ("w", "attempt-a")
+    assert not any(chunk.attempt_id for chunk in world.chunks["a"][1:-1])
     assert len({tuple(token_at(seed, i, VOCABULARY) for i in range(8)) for seed in range(100)}) == 100
 
 

@@ -252,7 +252,9 @@ class TokenChunk(_message.Message):
     sampled_unix_us: _builtins.int
     """When the last token was sampled, microseconds since the Unix epoch, by the worker's clock."""
     attempt_id: _builtins.str
-    """Of a terminal chunk alone: InferenceRequest.attempt_id, under which its usage is settled."""
+    """Of a chunk with `started`, and of a terminal one: InferenceRequest.attempt_id. It tells a call that is sent again
+    from another one of the same request id, and usage is settled under it.
+    """
     held_text: _builtins.str
     """Text that is held back after these tokens: it would follow `text` if the generation ended here. Gateways do
     not pass it on.

@@ -206,7 +206,7 @@ class Generation:
         stamp(request, deadline_at=self._call.context.deadline_at)
         payload = request.SerializeToString()
         self._services.submitter.check_size(payload, prompt_field)
-        attempt = await self._ended_attempt(request)
+        attempt = await self._known_attempt(request)
         self._query = query
         await self._open()
         self._begin(card, request)
@@ -232,7 +232,7 @@ class Generation:
             return await self._services.submitter.submit(request, payload, traceparent=traceparent)
         except AlreadyExists:
             # The same call may have ended just now, and its job is gone.
-            if attempt := await self._ended_attempt(request):
+            if attempt := await self._known_attempt(request):
                 return attempt
             raise
 
@@ -260,11 +260,11 @@ class Generation:
             AlreadyExists: the request id is taken.
             Unavailable: NATS does not say whether it is.
         """
-        ended = await self._ended_attempt(request)
+        known = await self._known_attempt(request)
         chunks = stream_of(
             cached,
             request_id=request.request_id,
-            attempt_id=ended or request.attempt_id,
+            attempt_id=known or request.attempt_id,
             model=request.model,
             prompt_tokens=len(request.prompt_token_ids),
             answer_format=request.answer_format if request.HasField("answer_format") else None,
@@ -280,8 +280,9 @@ class Generation:
         self._is_answered = True
         self._call.span.event("answered_from_cache")
 
-    async def _ended_attempt(self, request: scheduler_pb2.InferenceRequest) -> str:
-        """The attempt of the same call, sent before, that has ended; "" without one, as far as chunks tell.
+    async def _known_attempt(self, request: scheduler_pb2.InferenceRequest) -> str:
+        """The attempt of the same call, sent before, that runs or has ended; "" without one, as far as chunks
+        tell.
 
         Raises:
             AlreadyExists: the request id is another call's.
@@ -290,13 +291,13 @@ class Generation:
         if not self._call.context.is_id_chosen:
             return ""
         stored = await replayed(self._services.bus, self._call.subject)
-        ended = attempt_told_by(stored)
-        is_same = attempts.is_same(ended, request.attempt_id)
-        # Of a stream that goes on, the queue tells whose it is.
-        may_be_same = is_same or (not ended and attempts.may_be_sent_again(request.attempt_id))
+        known = attempt_told_by(stored)
+        is_same = attempts.is_same(known, request.attempt_id)
+        # Where the first chunk is not stored any more, the queue tells whose the stream is.
+        may_be_same = is_same or (not known and attempts.may_be_sent_again(request.attempt_id))
         if stored and not may_be_same:
             raise taken(request.request_id)
-        return ended
+        return known
 
     def _begin(self, card: model_pb2.ModelCard, request: scheduler_pb2.InferenceRequest) -> None:
         self.priority = request.priority

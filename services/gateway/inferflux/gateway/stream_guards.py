@@ -86,7 +86,7 @@ def model_told_by(messages: Iterable[bytes]) -> str:
 
 
 def attempt_told_by(messages: Iterable[bytes]) -> str:
-    """The attempt that a terminal chunk names; "" where there is none."""
+    """The attempt that a chunk names, which the first and the last one do; "" where none does."""
     return next((chunk.attempt_id for chunk in _good(messages) if chunk.attempt_id), "")
 
 

@@ -25,6 +25,7 @@ def empty(sequence: Sequence, offset: int | None = None) -> tokens_pb2.TokenChun
 def announce(sequence: Sequence, chunk: tokens_pb2.TokenChunk, worker_id: str) -> tokens_pb2.TokenChunk:
     """`chunk` with the `started` event: its own message when the prompt takes several steps, else with the
     first token."""
+    chunk.attempt_id = sequence.attempt_id
     chunk.started.worker_id = worker_id
     chunk.started.cached_prompt_tokens = sequence.cached_prompt_tokens
     chunk.started.cached_prompt_tier = sequence.cached_prompt_tier

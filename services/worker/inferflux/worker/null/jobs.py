@@ -91,6 +91,7 @@ class Job:
 
     def announce(self, chunk: tokens_pb2.TokenChunk, worker_id: str) -> None:
         """Say in a chunk that it has started here."""
+        chunk.attempt_id = self.request.attempt_id
         chunk.started.worker_id = worker_id
         self._add_format(chunk)
         self.is_announced = True
