@@ -9,15 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from urllib.parse import unquote_plus
 
-SCHEMES = (
-    "redis",
-    "rediss",
-    "redis+sentinel",
-    "rediss+sentinel",
-    "redis-cluster",
-    "rediss-cluster",
-    "unix",
-)
+_OF_ONE = ("redis", "rediss")
+OF_SENTINELS = ("redis+sentinel", "rediss+sentinel")
+OF_CLUSTER = ("redis-cluster", "rediss-cluster")
+_SCHEMES = (*_OF_ONE, *OF_SENTINELS, *OF_CLUSTER, "unix")
 _ONE_FORM = "redis://[user:password@]host:port[/db]"
 _PORT = 6379
 _ESCAPED = "in a user or a password, / ? # @ : % are written %2F %3F %23 %40 %3A %25"
@@ -66,7 +61,7 @@ def check(url: str) -> None:
         BadRedisUrl: says which part is wrong.
     """
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in SCHEMES:
+    if not separator or scheme not in _SCHEMES:
         raise BadRedisUrl(_unknown_scheme(scheme if separator else ""))
     if "#" in rest:
         raise BadRedisUrl("it has a #, which is written %23")
@@ -79,16 +74,20 @@ def check(url: str) -> None:
             f"there is an @ behind the first / or ?, so one of these is not escaped: {_ESCAPED}"
         )
     _check_options(scheme, [unquote_plus(name) for name, _ in options])
-    if scheme in ("redis", "rediss"):
+    if scheme in _OF_ONE:
         _check_one(authority, path)
 
 
-def host_and_port(text: str, default_port: int, *, what: str, form: str) -> tuple[str, int]:
-    """One server of a URL that names several.
+def hosts_and_ports(text: str, default_port: int, *, what: str, form: str) -> tuple[tuple[str, int], ...]:
+    """The servers of a URL that names several, comma-separated.
 
     Raises:
-        BadRedisUrl: it has no host, or no port that is one.
+        BadRedisUrl: one has no host, or no port that is one.
     """
+    return tuple(_host_and_port(each.strip(), default_port, what=what, form=form) for each in text.split(","))
+
+
+def _host_and_port(text: str, default_port: int, *, what: str, form: str) -> tuple[str, int]:
     is_bracketed = text.startswith("[")
     host, _, port = text.rpartition(":") if ":" in text.rpartition("]")[2] else (text, "", str(default_port))
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65535
@@ -101,17 +100,17 @@ def host_and_port(text: str, default_port: int, *, what: str, form: str) -> tupl
 
 def _unknown_scheme(scheme: str) -> str:
     if "sentinel" in scheme:
-        return "sentinels are named by redis+sentinel:// or, with TLS, rediss+sentinel://"
+        return "sentinels are named by {}:// or, with TLS, {}://".format(*OF_SENTINELS)
     if "cluster" in scheme:
-        return "a Redis Cluster is named by redis-cluster:// or, with TLS, rediss-cluster://"
-    begins = ", ".join(f"{name}://" for name in SCHEMES[:-1])
-    return f"it must begin with {begins} or {SCHEMES[-1]}://"
+        return "a Redis Cluster is named by {}:// or, with TLS, {}://".format(*OF_CLUSTER)
+    begins = ", ".join(f"{name}://" for name in _SCHEMES[:-1])
+    return f"it must begin with {begins} or {_SCHEMES[-1]}://"
 
 
 def _check_options(scheme: str, names: Iterable[str]) -> None:
-    has_sentinels, has_tls = scheme.endswith("+sentinel"), scheme.startswith("rediss")
-    allowed = _OPTIONS - ({"db"} if scheme.endswith("-cluster") else set())
-    allowed |= (_TLS_OPTIONS if has_tls else set()) | (_SENTINEL_OPTIONS if has_sentinels else set())
+    allowed = _OPTIONS - ({"db"} if scheme in OF_CLUSTER else set())
+    allowed |= _TLS_OPTIONS if scheme.startswith("rediss") else set()
+    allowed |= _SENTINEL_OPTIONS if scheme in OF_SENTINELS else set()
     for name in names:
         if name not in allowed:
             why = "" if name not in _TLS_OPTIONS else " without TLS, which rediss asks for"
@@ -127,7 +126,7 @@ def _check_one(authority: str, path: str) -> None:
         several = "several are behind sentinels (redis+sentinel://) or a cluster (redis-cluster://)"
         raise BadRedisUrl(f"it names one server: {several}; {_ESCAPED}")
     if host.removeprefix(":"):
-        host_and_port(
+        _host_and_port(
             host if host[0] != ":" else f"localhost{host}", _PORT, what="the server", form=_ONE_FORM
         )
     if path and not (path.isascii() and path.isdecimal()):

@@ -17,9 +17,8 @@ import redis.exceptions
 from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool, ConnectionPool, parse_url
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
-from inferflux.common.redis_url import BadRedisUrl, host_and_port
+from inferflux.common.redis_url import OF_SENTINELS, BadRedisUrl, hosts_and_ports
 
-SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _FORM = "redis+sentinel://[user:password@]host:port,host:port/service[/db]"
 _PORT = 26379
 # A sentinel that does not answer is passed by for the next one.
@@ -47,7 +46,7 @@ class SentinelUrl:
 
 def is_of_sentinels(url: str) -> bool:
     """Whether a URL names sentinels."""
-    return url.partition("://")[0] in SCHEMES
+    return url.partition("://")[0] in OF_SENTINELS
 
 
 def parse(url: str) -> SentinelUrl:
@@ -74,9 +73,7 @@ def parse(url: str) -> SentinelUrl:
     scheme = scheme.removesuffix("+sentinel")
     others = urlencode([(name, value) for name, value in options if name not in own])
     return SentinelUrl(
-        sentinels=tuple(
-            host_and_port(host.strip(), _PORT, what="a sentinel", form=_FORM) for host in hosts.split(",")
-        ),
+        sentinels=hosts_and_ports(hosts, _PORT, what="a sentinel", form=_FORM),
         service=unquote(service),
         server_url=f"{scheme}://{login}{'@' if login else ''}primary/{database or 0}?{others}",
         login={known[name]: value for name, value in own.items()},

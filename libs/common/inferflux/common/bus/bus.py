@@ -123,7 +123,7 @@ class Bus:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection is there, and who waits for that has been told.
+        """Whether the connection is there, and `on_connect` has told of it.
 
         The client has a connection before it has subscribed again: nothing has come on it yet.
         """

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from inferflux.common.redis_url import BadRedisUrl, host_and_port
+from inferflux.common.redis_url import OF_CLUSTER, BadRedisUrl, hosts_and_ports
 
 from .slots import Address
 
-SCHEMES = {"redis-cluster": "redis", "rediss-cluster": "rediss"}
 _FORM = "redis-cluster://[user:password@]host:port,host:port[/0]"
 _PORT = 6379
 
@@ -36,7 +35,7 @@ class ClusterUrl:
 
 def is_of_cluster(url: str) -> bool:
     """Whether a URL names servers of a cluster."""
-    return url.partition("://")[0] in SCHEMES
+    return url.partition("://")[0] in OF_CLUSTER
 
 
 def parse(url: str) -> ClusterUrl:
@@ -52,5 +51,5 @@ def parse(url: str) -> ClusterUrl:
     login, _, hosts = servers.rpartition("@")
     if database not in ("", "0"):
         raise BadRedisUrl(f"a cluster has the database 0 alone: {_FORM}")
-    seeds = (host_and_port(host.strip(), _PORT, what="a server", form=_FORM) for host in hosts.split(","))
-    return ClusterUrl(tuple(seeds), SCHEMES[scheme], login, query)
+    seeds = hosts_and_ports(hosts, _PORT, what="a server", form=_FORM)
+    return ClusterUrl(seeds, scheme.removesuffix("-cluster"), login, query)
