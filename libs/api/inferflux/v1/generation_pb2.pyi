@@ -112,6 +112,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """The client cancelled or went away."""
     FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
     """A guardrail ended it. The text before what was found is all there is."""
+    FINISH_REASON_SCHEMA_MISMATCH: _FinishReason.ValueType  # 5
+    """The answer is complete, and does not match its schema: a keyword that could not be enforced does not hold."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a generation ended."""
@@ -125,6 +127,8 @@ FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
 """The client cancelled or went away."""
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
 """A guardrail ended it. The text before what was found is all there is."""
+FINISH_REASON_SCHEMA_MISMATCH: FinishReason.ValueType  # 5
+"""The answer is complete, and does not match its schema: a keyword that could not be enforced does not hold."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _CacheTier:
@@ -520,6 +524,7 @@ class StructuredConstraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     json_object: _builtins.bool
     """Any JSON object; never false."""
     json_schema: _builtins.str
@@ -530,6 +535,8 @@ class StructuredConstraint(_message.Message):
     """A grammar in llguidance's Lark; its rule `start` is the answer."""
     regex: _builtins.str
     """A regular expression of the whole answer, in Rust's syntax."""
+    strict: _builtins.bool
+    """Refuse a JSON schema with keywords that cannot be enforced. Else they are checked when the answer ends."""
     @_builtins.property
     def choice(self) -> Global___ChoiceConstraint: ...
     @_builtins.property
@@ -546,10 +553,11 @@ class StructuredConstraint(_message.Message):
         regex: _builtins.str = ...,
         choice: Global___ChoiceConstraint | None = ...,
         tool_calls: Global___ToolCallsConstraint | None = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "strict", b"strict", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_object", "json_schema", "gbnf", "lark", "regex", "choice", "tool_calls"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
@@ -570,12 +578,18 @@ class GenerationParams(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """At most this many new tokens; unset means up to the end of the context."""
     ignore_eos: _builtins.bool
     """Go on past the model's own end-of-generation tokens."""
     speculation: Global___Speculation.ValueType
     """Nothing is drafted for a constrained answer."""
+    max_reasoning_tokens: _builtins.int
+    """At most this many tokens of reasoning: then it is closed, in the model's own markers, and the answer follows."""
+    deterministic: _builtins.bool
+    """The same tokens whatever else is cached or runs, at the price of speed; unset: as the key or the model is set."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
@@ -600,13 +614,24 @@ class GenerationParams(_message.Message):
         ignore_eos: _builtins.bool = ...,
         constraint: Global___StructuredConstraint | None = ...,
         speculation: Global___Speculation.ValueType = ...,
+        max_reasoning_tokens: _builtins.int | None = ...,
+        deterministic: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "constraint", b"constraint", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "constraint", b"constraint", "deterministic", b"deterministic", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "constraint", b"constraint", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "constraint", b"constraint", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__deterministic: _TypeAlias = _typing.Literal["deterministic"]  # noqa: Y015
+    _WhichOneofArgType__deterministic: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic"]  # noqa: Y015
+    _WhichOneofReturnType__max_reasoning_tokens: _TypeAlias = _typing.Literal["max_reasoning_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_reasoning_tokens: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deterministic) -> _WhichOneofReturnType__deterministic | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_reasoning_tokens) -> _WhichOneofReturnType__max_reasoning_tokens | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
 
 Global___GenerationParams: _TypeAlias = GenerationParams  # noqa: Y015

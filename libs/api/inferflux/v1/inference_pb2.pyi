@@ -191,22 +191,26 @@ class Tool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 64 of A-Z a-z 0-9 _ -"""
     description: _builtins.str
     """What the model is told of it."""
     parameters: _builtins.str
     """A JSON schema of its arguments, as JSON text: of an object. Empty: it takes none."""
+    strict: _builtins.bool
+    """Refuse a schema with keywords that cannot be enforced, by the keyword's name and path."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -301,6 +305,9 @@ class ChatRequest(_message.Message):
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
@@ -314,6 +321,12 @@ class ChatRequest(_message.Message):
     """Whether an answer may have several calls; unset means yes."""
     adapter: _builtins.str
     """An adapter of the model, where `model` does not name it: `model:adapter`."""
+    chat_template_kwargs: _builtins.str
+    """Switches of the model's chat template by name, as a JSON object: `{"enable_thinking": false}`."""
+    reasoning_effort: _builtins.str
+    """How long the model shall think, where its chat template has a switch for it: none, minimal, low, medium, high, xhigh."""
+    continue_final_message: _builtins.bool
+    """The last message, of the assistant, is begun: the answer goes on where it ends."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -337,10 +350,13 @@ class ChatRequest(_message.Message):
         tool_choice: Global___ToolChoice | None = ...,
         parallel_tool_calls: _builtins.bool | None = ...,
         adapter: _builtins.str = ...,
+        chat_template_kwargs: _builtins.str = ...,
+        reasoning_effort: _builtins.str = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "adapter", b"adapter", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "priority", b"priority", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "adapter", b"adapter", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
