@@ -69,6 +69,40 @@ REASONING_FORMAT_OPEN: ReasoningFormat.ValueType  # 2
 """The prompt has begun it."""
 Global___ReasoningFormat: _TypeAlias = ReasoningFormat  # noqa: Y015
 
+class _ArgumentStyle:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ArgumentStyleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ArgumentStyle.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ARGUMENT_STYLE_UNSPECIFIED: _ArgumentStyle.ValueType  # 0
+    ARGUMENT_STYLE_JSON: _ArgumentStyle.ValueType  # 1
+    """One JSON object."""
+    ARGUMENT_STYLE_TEXT: _ArgumentStyle.ValueType  # 2
+    """Parameter by parameter: strings as they are, other values as JSON."""
+    ARGUMENT_STYLE_PYTHON: _ArgumentStyle.ValueType  # 3
+    """Parameter by parameter: literals of Python."""
+    ARGUMENT_STYLE_GEMMA: _ArgumentStyle.ValueType  # 4
+    """Parameter by parameter: strings between <|"|>, keys without quotes."""
+    ARGUMENT_STYLE_NESTED: _ArgumentStyle.ValueType  # 5
+    """Parameter by parameter: objects as parameters within a value, arrays as parameters of the name `item`."""
+
+class ArgumentStyle(_ArgumentStyle, metaclass=_ArgumentStyleEnumTypeWrapper):
+    """How the arguments of a call are written."""
+
+ARGUMENT_STYLE_UNSPECIFIED: ArgumentStyle.ValueType  # 0
+ARGUMENT_STYLE_JSON: ArgumentStyle.ValueType  # 1
+"""One JSON object."""
+ARGUMENT_STYLE_TEXT: ArgumentStyle.ValueType  # 2
+"""Parameter by parameter: strings as they are, other values as JSON."""
+ARGUMENT_STYLE_PYTHON: ArgumentStyle.ValueType  # 3
+"""Parameter by parameter: literals of Python."""
+ARGUMENT_STYLE_GEMMA: ArgumentStyle.ValueType  # 4
+"""Parameter by parameter: strings between <|"|>, keys without quotes."""
+ARGUMENT_STYLE_NESTED: ArgumentStyle.ValueType  # 5
+"""Parameter by parameter: objects as parameters within a value, arrays as parameters of the name `item`."""
+Global___ArgumentStyle: _TypeAlias = ArgumentStyle  # noqa: Y015
+
 class _Speculation:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -415,6 +449,219 @@ class ChoiceConstraint(_message.Message):
 Global___ChoiceConstraint: _TypeAlias = ChoiceConstraint  # noqa: Y015
 
 @_typing.final
+class ThoughtSyntax(_message.Message):
+    """Texts around thoughts, as the model writes them. Blanks beside them belong to neither thought nor content."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    begin: _builtins.str
+    """Empty: only the end is marked."""
+    end: _builtins.str
+    def __init__(
+        self,
+        *,
+        begin: _builtins.str = ...,
+        end: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ThoughtSyntax: _TypeAlias = ThoughtSyntax  # noqa: Y015
+
+@_typing.final
+class CallSyntax(_message.Message):
+    """A model's way to write calls. In `call` and `parameter` a word with $ stands for a part of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    SEPARATOR_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    STYLE_FIELD_NUMBER: _builtins.int
+    PARAMETER_FIELD_NUMBER: _builtins.int
+    PARAMETER_SEPARATOR_FIELD_NUMBER: _builtins.int
+    IS_WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
+    OPTIONAL_BEGINS_FIELD_NUMBER: _builtins.int
+    IS_SINGLE_FIELD_NUMBER: _builtins.int
+    begin: _builtins.str
+    """Before the first call of a run, and after the last one."""
+    end: _builtins.str
+    separator: _builtins.str
+    call: _builtins.str
+    """Has $name and $arguments, and may have $id, $index (from 0) and $number (from 1)."""
+    style: Global___ArgumentStyle.ValueType
+    parameter: _builtins.str
+    """Has $key and $value, and may have $type (JSON's name of the value's type) and $is_string (true or false)."""
+    parameter_separator: _builtins.str
+    is_whole_answer: _builtins.bool
+    """Calls have no marker: they count only where an answer begins, after thoughts."""
+    is_single: _builtins.bool
+    """The template refuses messages with several calls."""
+    @_builtins.property
+    def optional_begins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """May come before them then."""
+
+    def __init__(
+        self,
+        *,
+        begin: _builtins.str = ...,
+        end: _builtins.str = ...,
+        separator: _builtins.str = ...,
+        call: _builtins.str = ...,
+        style: Global___ArgumentStyle.ValueType = ...,
+        parameter: _builtins.str = ...,
+        parameter_separator: _builtins.str = ...,
+        is_whole_answer: _builtins.bool = ...,
+        optional_begins: _abc.Iterable[_builtins.str] | None = ...,
+        is_single: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "call", b"call", "end", b"end", "is_single", b"is_single", "is_whole_answer", b"is_whole_answer", "optional_begins", b"optional_begins", "parameter", b"parameter", "parameter_separator", b"parameter_separator", "separator", b"separator", "style", b"style"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallSyntax: _TypeAlias = CallSyntax  # noqa: Y015
+
+@_typing.final
+class ChannelSyntax(_message.Message):
+    """Messages with headers, of which an answer consists. The header is between one of `begins` and `header_end`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGINS_FIELD_NUMBER: _builtins.int
+    HEADER_END_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    THOUGHTS_FIELD_NUMBER: _builtins.int
+    RECIPIENT_FIELD_NUMBER: _builtins.int
+    header_end: _builtins.str
+    recipient: _builtins.str
+    """Comes before the name of the function in the header of a call; empty: headers have no calls."""
+    @_builtins.property
+    def begins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """End a message."""
+
+    @_builtins.property
+    def thoughts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Words of headers of thoughts."""
+
+    def __init__(
+        self,
+        *,
+        begins: _abc.Iterable[_builtins.str] | None = ...,
+        header_end: _builtins.str = ...,
+        ends: _abc.Iterable[_builtins.str] | None = ...,
+        thoughts: _abc.Iterable[_builtins.str] | None = ...,
+        recipient: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins", b"begins", "ends", b"ends", "header_end", b"header_end", "recipient", b"recipient", "thoughts", b"thoughts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChannelSyntax: _TypeAlias = ChannelSyntax  # noqa: Y015
+
+@_typing.final
+class AnswerSyntax(_message.Message):
+    """How a model writes thoughts, content and calls: docs/answer-formats.md."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THOUGHT_FIELD_NUMBER: _builtins.int
+    CONTENT_BEGIN_FIELD_NUMBER: _builtins.int
+    CONTENT_END_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    content_begin: _builtins.str
+    content_end: _builtins.str
+    @_builtins.property
+    def thought(self) -> Global___ThoughtSyntax:
+        """Unset: it does not think."""
+
+    @_builtins.property
+    def calls(self) -> Global___CallSyntax:
+        """Unset: it calls nothing."""
+
+    @_builtins.property
+    def channels(self) -> Global___ChannelSyntax: ...
+    @_builtins.property
+    def noise(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Belongs neither to content nor to thoughts."""
+
+    def __init__(
+        self,
+        *,
+        thought: Global___ThoughtSyntax | None = ...,
+        content_begin: _builtins.str = ...,
+        content_end: _builtins.str = ...,
+        calls: Global___CallSyntax | None = ...,
+        channels: Global___ChannelSyntax | None = ...,
+        noise: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "channels", b"channels", "thought", b"thought"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "channels", b"channels", "content_begin", b"content_begin", "content_end", b"content_end", "noise", b"noise", "thought", b"thought"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerSyntax: _TypeAlias = AnswerSyntax  # noqa: Y015
+
+@_typing.final
+class FunctionTypes(_message.Message):
+    """JSON's names of the types of a function's parameters, with commas between them. Those of strings alone are left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TypesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
+    function: _builtins.str
+    @_builtins.property
+    def types(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        function: _builtins.str = ...,
+        types: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FunctionTypes: _TypeAlias = FunctionTypes  # noqa: Y015
+
+@_typing.final
 class AnswerFormat(_message.Message):
     """How the text of a chat's answer is told apart into content, reasoning and calls."""
 
@@ -425,6 +672,8 @@ class AnswerFormat(_message.Message):
     REASONING_FIELD_NUMBER: _builtins.int
     IS_EXACT_FIELD_NUMBER: _builtins.int
     CALL_ID_PREFIX_FIELD_NUMBER: _builtins.int
+    SYNTAX_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
     tool_calls: Global___ToolCallFormat.ValueType
     reasoning: Global___ReasoningFormat.ValueType
     is_exact: _builtins.bool
@@ -435,6 +684,12 @@ class AnswerFormat(_message.Message):
     def functions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the functions that it may call. What else it seems to call is content."""
 
+    @_builtins.property
+    def syntax(self) -> Global___AnswerSyntax: ...
+    @_builtins.property
+    def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionTypes]:
+        """Where the style of arguments does not tell types."""
+
     def __init__(
         self,
         *,
@@ -443,10 +698,12 @@ class AnswerFormat(_message.Message):
         reasoning: Global___ReasoningFormat.ValueType = ...,
         is_exact: _builtins.bool = ...,
         call_id_prefix: _builtins.str = ...,
+        syntax: Global___AnswerSyntax | None = ...,
+        types: _abc.Iterable[Global___FunctionTypes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id_prefix", b"call_id_prefix", "functions", b"functions", "is_exact", b"is_exact", "reasoning", b"reasoning", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id_prefix", b"call_id_prefix", "functions", b"functions", "is_exact", b"is_exact", "reasoning", b"reasoning", "syntax", b"syntax", "tool_calls", b"tool_calls", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,6 +743,7 @@ class ToolCallsConstraint(_message.Message):
     IS_REQUIRED_FIELD_NUMBER: _builtins.int
     IS_SINGLE_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    SYNTAX_FIELD_NUMBER: _builtins.int
     format: Global___ToolCallFormat.ValueType
     is_required: _builtins.bool
     """There is at least one call, and no text beside the calls."""
@@ -494,6 +752,8 @@ class ToolCallsConstraint(_message.Message):
     reasoning: Global___ReasoningFormat.ValueType
     @_builtins.property
     def functions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionSchema]: ...
+    @_builtins.property
+    def syntax(self) -> Global___AnswerSyntax: ...
     def __init__(
         self,
         *,
@@ -502,10 +762,11 @@ class ToolCallsConstraint(_message.Message):
         is_required: _builtins.bool = ...,
         is_single: _builtins.bool = ...,
         reasoning: Global___ReasoningFormat.ValueType = ...,
+        syntax: Global___AnswerSyntax | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "reasoning", b"reasoning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "reasoning", b"reasoning", "syntax", b"syntax"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
