@@ -94,6 +94,9 @@ class _NoPieces:
     def piece(self, _token: int) -> bytes:
         return b""
 
+    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]:  # noqa: ARG002
+        return []
+
 
 class Served:
     """An engine's memory, through which one request goes after the other."""

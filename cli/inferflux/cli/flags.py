@@ -28,6 +28,12 @@ class GenerationFlags:
     max_tokens: Annotated[
         int | None, typer.Option(min=0, max=_INT32, help="At most this many new tokens.")
     ] = None
+    max_reasoning_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=_INT32, help="Close the model's reasoning after this many tokens; 0: it has none."
+        ),
+    ] = None
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
@@ -112,6 +118,7 @@ class GenerationFlags:
         )
         return Generation(
             max_tokens=self.max_tokens,
+            max_reasoning_tokens=self.max_reasoning_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             sampling=sampling_of(self.sampling or []),

@@ -14,6 +14,7 @@ class Generation:
     """Flags of `chat` and `complete`; None leaves a value to the server; the resume window, to the client."""
 
     max_tokens: int | None = None
+    max_reasoning_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -42,6 +43,7 @@ class Generation:
         return generation_pb2.GenerationParams(
             sampling=sampling,
             max_tokens=self.max_tokens,
+            max_reasoning_tokens=self.max_reasoning_tokens,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignores_eos,

@@ -6,21 +6,20 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jsonschema_rs
 import numpy as np
 import pytest
 from harness.schemas import BOOL, INT, SMALL, arr, obj, text
+from harness.served_engine import Served, demo_backend
 from harness.worker import batch_item
 from harness.worker_world import EagerBudget
 
 from inferflux.common.constraints.schema import normalised
-from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, worker_pb2
 from inferflux.worker.engine.constraints import Constraints
-from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.tiers.tiers import Tiers
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 RANDOM: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -46,67 +45,9 @@ def without_end(depth: int = 40) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**levels, f"d{depth}": {"const": 0}}}
 
 
-class Served:
-    """An engine of the demo model, and what it answered, by request id."""
-
-    made: ClassVar[list[Served]] = []
-
-    def __init__(self, backend: Backend) -> None:
-        self.made.append(self)
-        self.backend = backend
-        self.tokens: dict[str, list[int]] = {}
-        self.texts: dict[str, str] = {}
-        self.ends: dict[str, tokens_pb2.TokenChunk] = {}
-        self.n_steps = 0
-        self.engine = Engine(
-            backend,
-            worker_id="w",
-            max_itl_factor=5.0,
-            step_limit_s=0.2,
-            tiers=Tiers.off(),
-            constraints=Constraints(backend.vocab),
-            has_prefix_cache=False,
-        )
-
-    def start(self, *items: worker_pb2.BatchItem) -> None:
-        for slot, item in enumerate(items):
-            item.slot = slot
-            self.engine.start(item)
-
-    def run(self, *items: worker_pb2.BatchItem) -> None:
-        """Serve these at once, and to their ends."""
-        self.start(*items)
-        while self.engine._sequences:
-            self.step()
-
-    def step(self) -> None:
-        self.engine.step()
-        report = self.engine.take_report()
-        if report is None:
-            time.sleep(0.001)  # a constraint is being compiled
-            return
-        self.n_steps += report.step.stats.decode_us > 0
-        for emission in report.step.emissions:
-            chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
-            name = chunk.request_id
-            self.tokens.setdefault(name, []).extend(chunk.token_ids)
-            self.texts[name] = self.texts.get(name, "") + chunk.text
-            if chunk.WhichOneof("event") in ("finished", "failed"):
-                self.ends[name] = chunk
-
-
 @pytest.fixture(scope="module")
 def backend() -> Backend:
-    config = engine_pb2.EngineConfig(
-        model_path=str(DEMO_MODEL),
-        slots=8,
-        sequences=16,
-        batch_tokens=512,
-        kv_cells=8192,
-        threads=1,
-        flash_attention=True,
-    )
-    return Backend(config)
+    return demo_backend()
 
 
 @pytest.fixture
@@ -132,10 +73,6 @@ def asked(
     return item
 
 
-def reason(served: Served, name: str) -> str:
-    return generation_pb2.FinishReason.Name(served.ends[name].finished.reason).removeprefix("FINISH_REASON_")
-
-
 @pytest.mark.parametrize("kind", ["greedy", "random"])
 def test_every_complete_answer_matches_its_schema(served: Served, kind: str) -> None:
     sampling = RANDOM if kind == "random" else {"temperature": 0.0}
@@ -148,8 +85,8 @@ def test_every_complete_answer_matches_its_schema(served: Served, kind: str) -> 
     complete = 0
     for item in items:
         name = item.request.request_id
-        assert reason(served, name) in ("STOP", "LENGTH"), served.ends[name]
-        if reason(served, name) == "STOP":
+        assert served.reason(name) in ("STOP", "LENGTH"), served.ends[name]
+        if served.reason(name) == "STOP":
             complete += 1
             schema = SCHEMAS[name.rpartition("-")[0]]
             assert jsonschema_rs.is_valid(schema, json.loads(served.texts[name])), served.texts[name]
@@ -173,7 +110,7 @@ def test_grammars_choices_and_expressions_hold(
 ) -> None:
     served.run(*(asked(f"r{seed}", wanted, seed=seed, **RANDOM) for seed in range(6)))
     assert set(served.texts.values()) <= answers
-    assert {reason(served, f"r{seed}") for seed in range(6)} == {"STOP"}
+    assert {served.reason(f"r{seed}") for seed in range(6)} == {"STOP"}
 
 
 FORCED = {
@@ -199,7 +136,7 @@ def test_tokens_without_a_choice_take_no_steps_of_their_own(
             served.engine._drafting._most_rows = 0
         served.run(asked("a", FORCED[name], logprobs=2, **sampling))
         steps.append(served.n_steps)
-        said.append((served.tokens["a"], served.texts["a"], reason(served, "a")))
+        said.append((served.tokens["a"], served.texts["a"], served.reason("a")))
         timings = served.ends["a"].finished.timings
         assert timings.draft_n == 0  # the request asked for no drafts
     assert said[0] == said[1]
@@ -238,7 +175,7 @@ def test_looking_ahead_leaves_a_constraint_as_it_was(backend: Backend, why_not: 
 
 def test_an_answer_that_max_tokens_cuts_says_length(served: Served) -> None:
     served.run(asked("r", constraint(json_schema=SCHEMAS["person"]), max_tokens=3))
-    assert reason(served, "r") == "LENGTH"
+    assert served.reason("r") == "LENGTH"
     assert len(served.tokens["r"]) == 3
 
 
@@ -265,7 +202,7 @@ def test_an_answer_goes_on_elsewhere_as_if_nothing_had_happened(
         item.request.epoch = 2
         again.run(item)
         assert whole[:cut] + again.tokens["rest"] == whole
-        assert reason(again, "rest") == reason(served, "whole")
+        assert again.reason("rest") == served.reason("whole")
 
 
 def test_an_answer_that_was_complete_elsewhere_ends_at_once(served: Served) -> None:
@@ -276,7 +213,7 @@ def test_an_answer_that_was_complete_elsewhere_ends_at_once(served: Served) -> N
     item.request.epoch = 2
     served.run(item)
     assert served.tokens["rest"] == []
-    assert reason(served, "rest") == "STOP"
+    assert served.reason("rest") == "STOP"
 
 
 def test_a_preempted_answer_resumes_as_if_nothing_had_happened(served: Served) -> None:
@@ -384,7 +321,7 @@ def test_a_check_without_end_fails_its_request_alone_and_others_go_on_meanwhile(
     assert [s.request_id for s in served.engine._running.values()] == ["free"]
     served.engine.cancel(key_of(served, "free"), is_silent=True)
     served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
-    assert reason(served, "after") == "STOP"
+    assert served.reason("after") == "STOP"
 
 
 def test_an_answer_is_cancelled_while_it_is_checked(served: Served) -> None:
@@ -392,11 +329,11 @@ def test_an_answer_is_cancelled_while_it_is_checked(served: Served) -> None:
     run_until_complete(served, "r")
     served.engine.cancel(key_of(served, "r"), is_silent=False)
     served.step()
-    assert reason(served, "r") == "CANCELLED"
+    assert served.reason("r") == "CANCELLED"
     assert served.ends["r"].offset == len(served.tokens["r"])
     assert not served.engine._running
     served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
-    assert reason(served, "after") == "STOP"
+    assert served.reason("after") == "STOP"
 
 
 def test_an_answer_ends_that_lost_its_slot_while_it_was_checked(served: Served) -> None:
@@ -407,7 +344,7 @@ def test_an_answer_ends_that_lost_its_slot_while_it_was_checked(served: Served) 
     while served.engine._sequences:
         assert served.engine.idle_s() is not None
         served.step()
-    assert reason(served, "r") == "STOP"
+    assert served.reason("r") == "STOP"
     assert jsonschema_rs.is_valid(SCHEMAS["list"], json.loads(served.texts["r"]))
 
 
@@ -419,7 +356,7 @@ def test_another_process_checks_once_one_is_gone(served: Served) -> None:
     process.kill()
     process.wait()
     served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
-    assert reason(served, "after") == "STOP"
+    assert served.reason("after") == "STOP"
 
 
 def test_an_answer_with_calls_that_was_stopped_elsewhere_ends_at_once(served: Served) -> None:
@@ -433,4 +370,4 @@ def test_an_answer_with_calls_that_was_stopped_elsewhere_ends_at_once(served: Se
     item.request.epoch = 2
     served.run(item)
     assert served.tokens["r"] == []
-    assert reason(served, "r") == "STOP"
+    assert served.reason("r") == "STOP"

@@ -82,6 +82,14 @@ def test_the_source_of_drafts_has_a_name() -> None:
     assert refusal(speculation="guess").field == "speculation"
 
 
+@pytest.mark.parametrize("name", ["max_reasoning_tokens", "thinking_budget_tokens", "thinking_token_budget"])
+def test_reasoning_is_limited_under_every_name_that_servers_have_for_it(name: str) -> None:
+    assert request(**{name: 0}).params.max_reasoning_tokens == 0
+    assert request(**{name: 0}).params.HasField("max_reasoning_tokens")
+    assert not request(**{name: -1}).params.HasField("max_reasoning_tokens")
+    assert refusal(**{name: -2}).field == name
+
+
 def test_what_was_drafted_is_in_the_last_chunk_and_in_the_answer() -> None:
     stream = chat.ChatStream(HEAD, n=2, includes_usage=False, has_logprobs=False)
     answer = chat.ChatAnswer(HEAD, n=2, has_logprobs=False)

@@ -20,7 +20,7 @@ Text = str | Sequence[int]
 Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 _M = TypeVar("_M")
-_OF_PARAMS = frozenset({"max_tokens", "stop", "stop_token_ids", "ignore_eos"})
+_OF_PARAMS = frozenset({"max_tokens", "max_reasoning_tokens", "stop", "stop_token_ids", "ignore_eos"})
 _CONSTRAINTS = ("json_object", "json_schema", "gbnf", "lark", "regex", "choices")
 _BREAKERS: Final = "dry_sequence_breakers"
 
@@ -42,6 +42,7 @@ class Options(TypedDict, total=False):
 
     params: generation_pb2.GenerationParams
     max_tokens: int
+    max_reasoning_tokens: int
     stop: str | Iterable[str]
     stop_token_ids: Iterable[int]
     ignore_eos: bool

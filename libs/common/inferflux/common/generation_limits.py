@@ -6,6 +6,7 @@ Both ends are included:
 |---|---|
 | priority | -100 to 100 |
 | params.max_tokens | 1 to the context length |
+| params.max_reasoning_tokens | 0 or more |
 | params.sampling.temperature | 0 to 100 |
 | params.sampling.top_k | 0 or more |
 | params.sampling.top_p | above 0, to 1 |
@@ -108,6 +109,8 @@ def check_params(
     """
     if params.HasField("max_tokens"):
         check_range(params.max_tokens, 1, context_length, "params.max_tokens")
+    if params.HasField("max_reasoning_tokens"):
+        check_range(params.max_reasoning_tokens, 0, MAX_TOKENS, "params.max_reasoning_tokens")
     _check_texts(params.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES, "stop string", "params.stop")
     if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         message = f"{len(params.stop_token_ids)} stop token ids; at most {MAX_STOP_TOKEN_IDS} are taken"

@@ -30,8 +30,24 @@ _MOST_CACHED = 64
 Mask = NDArray[np.int32]
 
 
-class Constraint(Protocol):
-    """What of a constraint a sequence and its sampling need."""
+class Masking(Protocol):
+    """Which tokens may come next."""
+
+    def fill(self, mask: Mask) -> bool:
+        """Set the bits of the tokens that may come next; False if there are none."""
+
+    def look_ahead(self, token: int) -> None:
+        """Have `fill` answer for what follows `token` as well, until `look_back`."""
+
+    def look_back(self) -> None:
+        """Forget the tokens that were looked beyond."""
+
+
+class Constraint(Masking, Protocol):
+    """What of a constraint a sequence and its sampling need.
+
+    `fill` sets `error` if no token may come next, unless it looks ahead.
+    """
 
     @property
     def is_ready(self) -> bool:
@@ -45,20 +61,11 @@ class Constraint(Protocol):
     def is_over(self) -> bool:
         """Whether the answer is complete and nothing may follow."""
 
-    def fill(self, mask: Mask) -> bool:
-        """Set the bits of the tokens that may come next; False if there are none, which sets `error`."""
-
     def forced(self) -> list[int]:
         """The next tokens, as far as it leaves no choice of them."""
 
     def accept(self, token: int) -> None:
         """`token` was generated."""
-
-    def look_ahead(self, token: int) -> None:
-        """Have `fill` answer for what follows `token` as well, until `look_back`. It then sets no `error`."""
-
-    def look_back(self) -> None:
-        """Forget the tokens that were looked beyond."""
 
     def check(self, answer: str) -> Future[str] | None:
         """Check a complete answer: see `AnswerChecks.begin`. None: it is what was asked for."""

@@ -215,8 +215,8 @@ class Drafting:
             return Candidate(self._learned.of_lookup(drafts), len(tokens), tokens=tokens) if tokens else None
         if drafts.source == FORCED:
             most = min(sequence.n_draftable, MOST_DRAFTED)
-            forced = sequence.constraint.forced() if sequence.constraint is not None and most > 0 else []
-            tokens = _before_end(forced[:most], sequence.end_tokens)
+            forced = sequence.forced() if most > 0 else []
+            tokens = _before_end(list(forced[:most]), sequence.end_tokens)
             return Candidate(_FORCED_RATES, len(tokens), tokens=tokens) if tokens else None
         model = self._model
         if model is None:

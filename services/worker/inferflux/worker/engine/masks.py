@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .constraints import Constraint, Mask
+from .constraints import Mask, Masking
 from .planner import ScheduledTokens
 from .sampling import Logits
 from .verification import drafted_tokens
@@ -29,7 +29,7 @@ class MaskedRow:
     """
 
     row: int
-    constraint: Constraint
+    constraint: Masking
     is_read_after: bool
     drafted: int | None = None
 
@@ -39,7 +39,7 @@ def masked_rows(parts: Iterable[ScheduledTokens]) -> list[MaskedRow]:
     found: list[MaskedRow] = []
     row = 0
     for part in parts:
-        constraint = part.sequence.constraint
+        constraint = part.sequence.masking
         if constraint is not None and part.n_logits:
             is_read_after = part.sequence.sampler.n_logprobs is not None
             before = [None, *drafted_tokens(part)] if part.n_drafted else [None]
@@ -77,7 +77,7 @@ class Masks:
         for row, raw in saved:
             logits[row] = raw
 
-    def _apply(self, logits: Logits, constraint: Constraint) -> None:
+    def _apply(self, logits: Logits, constraint: Masking) -> None:
         if not constraint.fill(self._mask):
             logits[:] = -np.inf
             return

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
 import numpy as np
 
-from inferflux.common.answers.syntax import END_THINK, SYNTAXES, THINK
+from inferflux.common.answers.syntax import CLOSING, END_THINK, SYNTAXES, THINK
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.common.images import without_placeholders
 from inferflux.common.request_times import deadline_s, monotonic_s, queue_ms
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .breakers import BreakerFinder
-from .constraints import Constraint
+from .constraints import Constraint, Masking
 from .envelope import Envelope, TokenArray
 from .images import SequenceImages
-from .reasoning import ReasoningCount
+from .reasoning import Closing, Reasoning
 from .sampling import Sampler
 from .speculation import Drafts
 from .text import TextAssembler
@@ -44,6 +45,8 @@ class PieceSource(Protocol):
     def piece(self, token: int) -> bytes: ...
 
     def control_token(self, text: str) -> int | None: ...
+
+    def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> Several[int]: ...
 
 
 class Phase(Enum):
@@ -148,7 +151,7 @@ class Sequence:
     # How its text is told apart, which its chunks say; None: all of it is content.
     answer_format: generation_pb2.AnswerFormat | None = None
     # Of an answer that may begin with reasoning.
-    reasoning: ReasoningCount | None = None
+    reasoning: Reasoning | None = None
     # Whether another process had it, and nothing of it was computed here yet; and whether that one is dead.
     is_retry: bool = False
     was_lost: bool = False
@@ -177,7 +180,8 @@ class Sequence:
     def n_draftable(self) -> int:
         """Tokens that may be drafted after its last one: it takes one more than that in a step."""
         end = min(self.max_tokens, self.yields_at or self.max_tokens)
-        return end - self.generated - 1
+        n = end - self.generated
+        return (n if self.reasoning is None else min(n, self.reasoning.n_free)) - 1
 
     @property
     def n_computable(self) -> int:
@@ -192,6 +196,19 @@ class Sequence:
     def n_indivisible(self) -> int:
         """Of those, how many a step computes together or not at all."""
         return self.images.indivisible(self.position) if self.images else 0
+
+    @property
+    def masking(self) -> Masking | None:
+        """Says which tokens may come next; None: any."""
+        if self.reasoning is not None and self.reasoning.forced:
+            return Closing(self.reasoning.forced, self.constraint)
+        return self.constraint
+
+    def forced(self) -> Several[int]:
+        """The next tokens, as far as there is no choice of them."""
+        if self.reasoning is not None and self.reasoning.forced:
+            return self.reasoning.forced
+        return [] if self.constraint is None else self.constraint.forced()
 
     @property
     def is_prefilling(self) -> bool:
@@ -335,7 +352,7 @@ def sequence_of(
         images=images or SequenceImages(),
         markers=_shown_markers(request, pieces),
         answer_format=form,
-        reasoning=ReasoningCount(form.reasoning) if form is not None and form.reasoning else None,
+        reasoning=_reasoning_of(form, params, pieces) if form is not None and form.reasoning else None,
         deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
         enqueued_s=enqueued_s,
         queue_ms=queue_ms(request, unix_s=unix_s),
@@ -355,6 +372,15 @@ def sequence_of(
     for token in generated:
         sequence.take_text(token, pieces)
     return sequence
+
+
+def _reasoning_of(
+    form: generation_pb2.AnswerFormat, params: generation_pb2.GenerationParams, pieces: PieceSource
+) -> Reasoning:
+    if not params.HasField("max_reasoning_tokens"):
+        return Reasoning(form.reasoning)
+    closing = pieces.tokenize(CLOSING.encode(), add_special=False, parse_special=True)
+    return Reasoning(form.reasoning, most=params.max_reasoning_tokens, closing=closing)
 
 
 def _shown_markers(request: scheduler_pb2.InferenceRequest, pieces: PieceSource) -> Mapping[int, bytes]:

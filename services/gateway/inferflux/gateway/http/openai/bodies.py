@@ -90,6 +90,10 @@ class SamplingBody(Body):
     stop_token_ids: Items[Int32] | None = None
     ignore_eos: bool | None = None
     speculation: str | None = None
+    max_reasoning_tokens: Int32 | None = None
+    # As llama.cpp's server and vLLM name it.
+    thinking_budget_tokens: Int32 | None = None
+    thinking_token_budget: Int32 | None = None
     skip_answer_cache: bool | None = None
     adapter: str | None = None
     response_format: ResponseFormat | None = None

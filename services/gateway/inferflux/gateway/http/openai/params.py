@@ -76,6 +76,7 @@ def to_params(
         stop_token_ids=body.stop_token_ids or [],
         ignore_eos=bool(body.ignore_eos),
         speculation=_speculation(body.speculation),
+        max_reasoning_tokens=_max_reasoning_tokens(body),
     )
 
 
@@ -94,6 +95,15 @@ def priority_of(body: SamplingBody) -> int:
 def tier_of(body: SamplingBody) -> str:
     """The tier as answers say it."""
     return _DEFAULT_TIER if body.service_tier in (None, "auto") else str(body.service_tier)
+
+
+def _max_reasoning_tokens(body: SamplingBody) -> int | None:
+    """The first of its names that is set; None, or -1: no limit."""
+    names = ("max_reasoning_tokens", "thinking_budget_tokens", "thinking_token_budget")
+    name, most = next(((n, v) for n in names if (v := getattr(body, n)) is not None), ("", -1))
+    if most < -1:
+        raise InvalidArgument(f"{name} is 0 or more; -1 is no limit", field=name)
+    return None if most == -1 else most
 
 
 def _speculation(name: str | None) -> generation_pb2.Speculation.ValueType:
