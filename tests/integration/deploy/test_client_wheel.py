@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -28,6 +29,15 @@ with Client("127.0.0.1:1", api_key="ifx_no", retries=0) as client:
 """
 
 
+def test_every_distribution_names_its_licence_and_brings_it() -> None:
+    found = [path for path in ROOT.glob("*/**/pyproject.toml") if ".venv" not in path.parts]
+    assert len(found) >= 8
+    for path in found:
+        project = tomllib.loads(path.read_text())["project"]
+        assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"]), path
+        assert path.with_name("LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
 def test_its_wheels_need_grpc_and_protobuf_alone(tmp_path: Path) -> None:
     wheels, environment = tmp_path / "wheels", tmp_path / "venv"
     for name in ("api", "client"):
@@ -50,6 +60,9 @@ def test_its_wheels_need_grpc_and_protobuf_alone(tmp_path: Path) -> None:
     subprocess.run([*install, *map(str, sorted(wheels.iterdir()))], check=True, timeout=100)
     assert (site / "inferflux/client/py.typed").exists()
     assert (site / "inferflux/v1/py.typed").exists()
+    for name in ("api", "client"):
+        (licence,) = site.glob(f"inferflux_{name}-*.dist-info/licenses/LICENSE")
+        assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
     ran = subprocess.run(
         [str(environment / "bin/python"), "-I", "-c", SCRIPT.format(site=str(site))],
         capture_output=True,
