@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any, Self, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from inferflux.api.channel_options import with_proxy
 from inferflux.client import AsyncClient, AsyncStream
 from inferflux.client.gateways import Gateways
 from inferflux.client.retrying import GATEWAY_LOST, never_connected, readable, was_lost
@@ -61,7 +63,9 @@ class _Gateway:
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
         self.address = address
-        self.channel = grpc_client.channel(address, credentials=credentials)
+        self.channel = grpc_client.channel(
+            address, options=with_proxy((), os.environ), credentials=credentials
+        )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
         self.models = model_pb2_grpc.ModelServiceStub(self.channel)
@@ -226,13 +230,15 @@ class Client:
     async def only_model(self) -> str:
         """The name of the default model, else of one that is served, else of one that can be loaded.
 
+        "" where this key may not list models: the gateway takes its default model then.
+
         Raises:
-            CommandError: none is served, or this key may not know.
+            CommandError: none is served.
         """
         try:
             known = await self.models()
-        except PermissionDenied as error:
-            raise CommandError(f"{error.message}: name the model with --model") from None
+        except PermissionDenied:
+            return ""
         if not known:
             raise CommandError(f"{self._gateways.current.address} serves no model at present")
         return max(known, key=lambda model: (model.is_default, model.is_pinned, model.workers > 0)).card.name

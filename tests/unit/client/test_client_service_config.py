@@ -7,6 +7,7 @@ import json
 import grpc
 import pytest
 
+from inferflux.api.channel_options import CHANNEL_OPTIONS, USE_PROXY, with_proxy
 from inferflux.client.following import Patience
 from inferflux.client.service_config import OWN_OPTIONS, OWN_SERVICE_CONFIG, SERVICE_CONFIG
 from inferflux.common.grpc_options import SERVER_OPTIONS
@@ -39,3 +40,9 @@ def test_a_channel_rests_before_the_gateway_closes_its_connection() -> None:
     """gRPC makes a connection that was closed anew at once where addresses take turns."""
     own, theirs = dict(OWN_OPTIONS), dict(SERVER_OPTIONS)
     assert int(own["grpc.client_idle_timeout_ms"]) < int(theirs["grpc.max_connection_idle_ms"])
+
+
+def test_a_proxy_is_used_only_where_the_environment_says_so() -> None:
+    assert dict(CHANNEL_OPTIONS)["grpc.enable_http_proxy"] == 0
+    assert dict(with_proxy(OWN_OPTIONS, {}))["grpc.enable_http_proxy"] == 0
+    assert dict(with_proxy(OWN_OPTIONS, {USE_PROXY: "1"}))["grpc.enable_http_proxy"] == 1

@@ -6,6 +6,8 @@ options follow from these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 # Large enough for every prompt a gateway may be told to take.
 MAX_RECEIVE_BYTES = 16 << 20
 
@@ -15,9 +17,16 @@ MAX_WAITING_CALLS = 8192
 PING_EVERY_MS = 30_000
 PING_TIMEOUT_MS = 10_000
 
+USE_PROXY = "INFERFLUX_USE_PROXY"
+"""Has clients call gateways through the proxy that the environment names, as gRPC reads it: 1 or true."""
+
 Option = tuple[str, int | str]
 
+_PROXY = "grpc.enable_http_proxy"
+
 CHANNEL_OPTIONS: tuple[Option, ...] = (
+    # A proxy for web pages (http_proxy, grpc_proxy and so on) cannot reach a service on this host or beside it.
+    (_PROXY, 0),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
     ("grpc.keepalive_time_ms", PING_EVERY_MS),
@@ -30,3 +39,9 @@ CHANNEL_OPTIONS: tuple[Option, ...] = (
     ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+
+def with_proxy(options: Sequence[Option], env: Mapping[str, str]) -> tuple[Option, ...]:
+    """Options of a client's channel, through a proxy where the environment `env` asks for that."""
+    uses_proxy = env.get(USE_PROXY, "").lower() in ("1", "true", "yes", "on")
+    return tuple({**dict(options), _PROXY: int(uses_proxy)}.items())

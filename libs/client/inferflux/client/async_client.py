@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 import grpc.aio
 
+from inferflux.api.channel_options import Option
 from inferflux.api.errors import InferFluxError, NotFound, from_rpc
 from inferflux.api.tls import Tls
 from inferflux.v1 import (
@@ -29,7 +30,6 @@ from .ending import LIMIT_S, PAUSE_S, n_cancels
 from .following import Following
 from .requests import Messages, Text, embed_request, rerank_request, tokenize_request
 from .retrying import Retrying, readable
-from .service_config import OWN_OPTIONS
 
 _Q = TypeVar("_Q")
 _R = TypeVar("_R")
@@ -38,12 +38,14 @@ _R = TypeVar("_R")
 class AsyncGateway:
     """One gateway, with a channel that connects when it is used."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[Option]
+    ) -> None:
         self.address = address
         self.channel = (
-            grpc.aio.insecure_channel(address, options=OWN_OPTIONS)
+            grpc.aio.insecure_channel(address, options=options)
             if credentials is None
-            else grpc.aio.secure_channel(address, credentials, options=OWN_OPTIONS)
+            else grpc.aio.secure_channel(address, credentials, options=options)
         )
         self.inference = inference_pb2_grpc.InferenceServiceStub(self.channel)
         self.embedding = embedding_pb2_grpc.EmbeddingServiceStub(self.channel)

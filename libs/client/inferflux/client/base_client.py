@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
+from inferflux.api.channel_options import Option, with_proxy
 from inferflux.api.tls import Tls
 from inferflux.v1 import inference_pb2
 
@@ -17,6 +18,7 @@ from .calling import RequestCalls, WithInference
 from .following import Following, Patience
 from .gateways import Gateways
 from .requests import Messages, Options, Prompt, Request, chat_request, generate_request
+from .service_config import OWN_OPTIONS
 from .target import resolve
 
 _G = TypeVar("_G", bound=WithInference)
@@ -33,13 +35,15 @@ class BaseClient(ABC, Generic[_G, _S]):
         retries: how often a refused call waits for another try: as long as its error says.
         tls: how to speak TLS with the gateways. By default INFERFLUX_TLS_CA says it; without, plain text.
 
+    Gateways are called without a proxy, unless INFERFLUX_USE_PROXY is 1.
+
     Raises:
         InvalidArgument: no address or no key, or one that cannot be; or a file of `tls` cannot be used.
     """
 
     def __init__(
         self,
-        connect: Callable[[str, grpc.ChannelCredentials | None], _G],
+        connect: Callable[[str, grpc.ChannelCredentials | None, Sequence[Option]], _G],
         addresses: str | Sequence[str],
         api_key: str,
         retries: int,
@@ -49,7 +53,8 @@ class BaseClient(ABC, Generic[_G, _S]):
         self._api_key = target.api_key
         self._retries = retries
         credentials = (tls or Tls.from_env(os.environ)).credentials()
-        self._gateways = Gateways(target.addresses, lambda address: connect(address, credentials))
+        options = with_proxy(OWN_OPTIONS, os.environ)
+        self._gateways = Gateways(target.addresses, lambda address: connect(address, credentials, options))
 
     @abstractmethod
     def _open(self, calls: RequestCalls[_G], following: Following) -> _S:
@@ -69,6 +74,9 @@ class BaseClient(ABC, Generic[_G, _S]):
         tools: Sequence[inference_pb2.Tool] = (),
         tool_choice: inference_pb2.ToolChoice | None = None,
         parallel_tool_calls: bool | None = None,
+        chat_template_kwargs: str | Mapping[str, Any] = "",
+        reasoning_effort: str = "",
+        continue_final_message: bool = False,
         **options: Unpack[Options],
     ) -> _S:
         """Stream the answer to a conversation.
@@ -85,6 +93,9 @@ class BaseClient(ABC, Generic[_G, _S]):
             tools: functions that the model may call. The `delta` of the stream says what a chunk is.
             tool_choice: whether it must call one, or which.
             parallel_tool_calls: whether it may make several calls; it may, unless this is false.
+            chat_template_kwargs: switches of the model's chat template by name, or a JSON object of them.
+            reasoning_effort: how long the model shall think, where its template has a switch for it.
+            continue_final_message: the last message, of the assistant, is begun; the answer goes on with it.
             options: as `Options` lists them.
         """
         request = chat_request(
@@ -98,6 +109,9 @@ class BaseClient(ABC, Generic[_G, _S]):
             tools=tools,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
+            chat_template_kwargs=chat_template_kwargs,
+            reasoning_effort=reasoning_effort,
+            continue_final_message=continue_final_message,
         )
         return self._stream(request, request_id, timeout_s, resume_window_s)
 

@@ -20,7 +20,7 @@ Text = str | Sequence[int]
 Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 _M = TypeVar("_M")
-_OF_PARAMS = frozenset({"max_tokens", "max_reasoning_tokens", "stop", "stop_token_ids", "ignore_eos"})
+_OF_PARAMS = frozenset(generation_pb2.GenerationParams.DESCRIPTOR.fields_by_name) - {"sampling", "constraint"}
 _CONSTRAINTS = ("json_object", "json_schema", "gbnf", "lark", "regex", "choices")
 _BREAKERS: Final = "dry_sequence_breakers"
 
@@ -38,6 +38,9 @@ class Options(TypedDict, total=False):
         gbnf, lark: the answer is a text of this grammar.
         regex: the answer matches this expression as a whole.
         choices: the answer is one of these texts.
+        strict: refuse a schema with keywords that cannot be enforced.
+        max_reasoning_tokens: what the model may think; then its thought is closed, and the answer follows.
+        deterministic: the same tokens whatever else is cached or runs.
     """
 
     params: generation_pb2.GenerationParams
@@ -75,6 +78,8 @@ class Options(TypedDict, total=False):
     lark: str
     regex: str
     choices: Iterable[str]
+    strict: bool
+    deterministic: bool
 
 
 def chat_request(
@@ -89,6 +94,9 @@ def chat_request(
     tools: Iterable[inference_pb2.Tool] = (),
     tool_choice: inference_pb2.ToolChoice | None = None,
     parallel_tool_calls: bool | None = None,
+    chat_template_kwargs: str | Mapping[str, Any] = "",
+    reasoning_effort: str = "",
+    continue_final_message: bool = False,
 ) -> inference_pb2.ChatRequest:
     """Raises InvalidArgument, which names the field, for what no message can hold."""
     return _message(
@@ -99,6 +107,13 @@ def chat_request(
         tools=tools,
         tool_choice=tool_choice,
         parallel_tool_calls=parallel_tool_calls,
+        chat_template_kwargs=(
+            chat_template_kwargs
+            if isinstance(chat_template_kwargs, str)
+            else json.dumps(chat_template_kwargs)
+        ),
+        reasoning_effort=reasoning_effort,
+        continue_final_message=continue_final_message,
         params=generation_params(options),
         priority=priority,
         resume_window_s=resume_window_s,
@@ -202,8 +217,9 @@ def generation_params(options: Options) -> generation_pb2.GenerationParams:
     if "stop" in given:
         given["stop"] = _texts(given["stop"], "params.stop")
     own = {name: given.pop(name) for name in _OF_PARAMS & given.keys()}
-    if "speculation" in given:
-        own["speculation"] = _source(given.pop("speculation"))
+    if "speculation" in own:
+        own["speculation"] = _source(own["speculation"])
+    is_strict = given.pop("strict", False)
     if unknown := sorted(given.keys() - generation_pb2.SamplingParams.DESCRIPTOR.fields_by_name.keys()):
         raise InvalidArgument(f"there is no option {unknown[0]}", field=unknown[0])
     params.MergeFrom(_message(generation_pb2.GenerationParams, "params", **own))
@@ -216,6 +232,8 @@ def generation_params(options: Options) -> generation_pb2.GenerationParams:
         raise InvalidArgument(f"only one of {', '.join(constraint)} can be asked for", field="constraint")
     for name, value in constraint.items():
         _constrain(params.constraint, name, value)
+    if is_strict and params.HasField("constraint"):
+        params.constraint.strict = True
     return params
 
 

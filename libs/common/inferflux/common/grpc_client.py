@@ -30,7 +30,7 @@ def channel(
     Args:
         credentials: of TLS; None: plain text.
     """
-    all_options = [*CHANNEL_OPTIONS, *options]
+    all_options = list({**dict(CHANNEL_OPTIONS), **dict(options)}.items())
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=all_options)
     return grpc.aio.secure_channel(address, credentials, options=all_options)

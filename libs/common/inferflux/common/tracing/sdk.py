@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -23,6 +24,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace import Span as OtelSpan
 
+from inferflux.api.channel_options import with_proxy
 from inferflux.common import logs
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.tracing import names
@@ -145,7 +147,9 @@ class SdkSpan:
 def _otlp(endpoint: str) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-    return OTLPSpanExporter(endpoint=endpoint)
+    # The SDK types values as texts; gRPC wants a number.
+    options: Any = with_proxy((), os.environ)
+    return OTLPSpanExporter(endpoint=endpoint, channel_options=options)
 
 
 def _context(parent: TraceContext | None) -> Context:
