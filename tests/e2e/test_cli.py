@@ -110,7 +110,7 @@ async def test_status_shows_every_service_and_the_worker(env: dict[str, str]) ->
     [
         (("chat", "--api-key", "ifx_wrong", "hi"), "key"),
         (("chat", "--model", "unknown", "hi"), "unknown"),
-        (("chat", "--max-tokens", "0", "hi"), "max_tokens"),
+        (("chat", "--top-p", "2", "hi"), "top_p"),
         (("chat", "--request-id", "a b", "hi"), "x-request-id"),
         (("cancel", "unknown-request"), "unknown-request"),
         (("models", "--endpoint", "127.0.0.1:1"), "nothing answers at 127.0.0.1:1"),
@@ -139,7 +139,9 @@ async def test_a_running_request_is_cancelled_by_its_id(env: dict[str, str], sta
         while "long-1" not in running_ids(await client.status()):
             assert not asking.done(), asking.result()
     assert (await run("cancel", "long-1", env=env)).stdout == "cancelled long-1\n"
-    answer = json.loads((await asking).stdout)
+    ended = await asking
+    assert ended.returncode == 130
+    answer = json.loads(ended.stdout)
     assert answer["finish_reason"] == "cancelled"
     assert answer["completion_tokens"] < 1900
 
@@ -170,6 +172,28 @@ async def test_ctrl_c_cancels_the_answer_and_the_conversation_goes_on(
         await terminal.see(f"forgotten{PROMPT}")
         terminal.type("\x04")
         assert await terminal.exit_status() == 0
+
+
+async def test_a_question_that_ctrl_c_ends_says_so_and_exits_with_130(env: dict[str, str]) -> None:
+    question = "Tell me a short story about a fox."
+    async with Terminal("chat", "--ignore-eos", "--max-tokens", "1900", question, env=env) as terminal:
+        await terminal.see(r"\w+ \w+")
+        terminal.press_ctrl_c()
+        await terminal.see("cancelled")
+        assert await terminal.exit_status() == 130
+
+
+async def test_an_answer_that_reaches_its_limit_says_so(env: dict[str, str]) -> None:
+    result = await run("chat", *GREEDY, "--max-tokens", "3", QUESTION, env=env)
+    assert result.returncode == 0
+    assert "cut after 3 tokens" in result.stderr
+
+
+async def test_no_proxy_of_the_environment_is_asked_for_a_gateway(env: dict[str, str]) -> None:
+    names = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
+    nowhere = dict.fromkeys(names, "http://127.0.0.1:9")
+    result = await run("chat", *GREEDY, QUESTION, env=env | nowhere)
+    assert "Paris" in result.stdout, result.stderr
 
 
 async def test_what_was_typed_is_there_the_next_time(env: dict[str, str]) -> None:

@@ -10,6 +10,8 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run inferctl. Exit status: 0, 1 for what failed, 2 for usage, 130 for Ctrl-C."""
+    # gRPC writes to stderr in the middle of an answer.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         _run()
     except KeyboardInterrupt:  # also while the imports last

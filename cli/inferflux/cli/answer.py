@@ -98,11 +98,18 @@ class Answer:
         return name_of(self.finished.reason)
 
     @property
+    def is_cancelled(self) -> bool:
+        return self.finish_reason == name_of(generation_pb2.FINISH_REASON_CANCELLED)
+
+    @property
     def cut(self) -> str:
         """Why the answer is not whole; empty where it is."""
         reason = self.finished.reason if self.finished is not None else None
         if reason == generation_pb2.FINISH_REASON_LENGTH:
-            return "the answer is cut: it reached --max-tokens, or the end of the model's context"
+            return (
+                f"the answer is cut after {self.tokens:,} tokens: it reached --max-tokens (0: no limit), "
+                "or the end of the model's context"
+            )
         if reason == generation_pb2.FINISH_REASON_CONTENT_FILTER:
             return "guardrails ended the answer"
         return ""

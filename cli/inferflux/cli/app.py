@@ -8,10 +8,11 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.live import Live
+from typer.completion import show_callback
 
 from .admin import admin
 from .answer import Answer
@@ -42,6 +43,9 @@ _WATCH_INTERVAL_S = 1.0
 # Of workers, and of hosts: what `status` shows without --all.
 _ROWS = 50
 
+# Groups of the options of `up`.
+_PORTS, _PROCESSES, _ENGINE = "Ports", "Processes", "Each worker's engine"
+
 app = typer.Typer(
     name="inferctl",
     help="Run InferFlux on this machine, and talk to it here or elsewhere.",
@@ -50,15 +54,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(admin, name="admin")
-app.add_typer(models, name="models")
-app.command()(devices)
-app.command("rpc-server")(rpc_server)
-models.command()(plan)
-models.command()(convert)
-app.command()(embed)
-app.command()(rerank)
-app.command()(pull)
+# Groups of the help, in the order in which a newcomer needs them.
+_PANELS = _START, _ASK, _MODELS, _OPERATE, _ABOUT = "Start", "Ask", "Models", "Operate", "About inferctl"
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
 
 
 @app.callback()
@@ -71,6 +74,10 @@ def _of_every_command(
             help="Speak TLS: the CA of the gateway, PEM, or `public`. Else $INFERFLUX_TLS_CA.",
         ),
     ] = "",
+    _version: Annotated[
+        bool,
+        typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Print the version."),
+    ] = False,
 ) -> None:
     """Run InferFlux on this machine, and talk to it here or elsewhere."""
     if tls_ca:
@@ -88,12 +95,15 @@ ModelPath = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what every process logs.")]
 
 
-@app.command()
+@app.command(rich_help_panel=_START)
 def up(
     model: ModelPath = None,
     model_name: Annotated[str, typer.Option(help="Name clients use; the file's name by default.")] = "",
     gateway_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where clients call; 0 takes any free port.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="Where clients call; 0 takes any free port.", rich_help_panel=_PORTS
+        ),
     ] = 50051,
     http_port: Annotated[
         int | None,
@@ -101,18 +111,40 @@ def up(
             min=0,
             max=65535,
             help="The same over HTTP; by default 8080, or any free port where that is taken.",
+            rich_help_panel=_PORTS,
         ),
     ] = None,
-    policy_port: Annotated[int, typer.Option(min=0, max=65535, help="Policy's; 0 as above.")] = 50052,
-    nats_port: Annotated[int, typer.Option(min=0, max=65535, help="nats-server's; 0 as above.")] = 4222,
-    redis_port: Annotated[int, typer.Option(min=0, max=65535, help="valkey-server's; 0 as above.")] = 6379,
+    policy_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Policy's; 0 as above.", rich_help_panel=_PORTS)
+    ] = 50052,
+    nats_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="nats-server's; 0 as above.", rich_help_panel=_PORTS)
+    ] = 4222,
+    redis_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="valkey-server's; 0 as above.", rich_help_panel=_PORTS)
+    ] = 6379,
+    free_ports: Annotated[
+        bool,
+        typer.Option(
+            "--free-ports",
+            help="Take free ports for all of these, whatever they say.",
+            rich_help_panel=_PORTS,
+        ),
+    ] = False,
     nats: Annotated[
-        int, typer.Option("--nats", help="Servers of NATS: 1, or 3 or 5, of which 1 or 2 may be lost.")
+        int,
+        typer.Option(
+            "--nats",
+            help="Servers of NATS: 1, or 3 or 5, of which 1 or 2 may be lost.",
+            rich_help_panel=_PROCESSES,
+        ),
     ] = 1,
     redis: Annotated[
         int,
         typer.Option(
-            "--redis", help="Servers of Redis: 1, or 6: a cluster whose three primaries each have a replica."
+            "--redis",
+            help="Servers of Redis: 1, or 6: a cluster whose three primaries each have a replica.",
+            rich_help_panel=_PROCESSES,
         ),
     ] = 1,
     sentinel: Annotated[
@@ -120,35 +152,70 @@ def up(
         typer.Option(
             "--sentinel",
             help="Redis as a primary, two replicas, of which one takes over, and three sentinels.",
+            rich_help_panel=_PROCESSES,
         ),
     ] = False,
     policies: Annotated[
-        int, typer.Option(min=1, max=16, help="Policy processes; all but the first take free ports.")
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Policy processes; all but the first take free ports.",
+            rich_help_panel=_PROCESSES,
+        ),
     ] = 1,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Workers, each with the whole model.")] = 1,
+    workers: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Workers, each with the whole model.", rich_help_panel=_PROCESSES),
+    ] = 1,
     schedulers: Annotated[
-        int, typer.Option(min=1, max=16, help="Schedulers: one leads, the others take over when it dies.")
+        int,
+        typer.Option(
+            min=1,
+            max=16,
+            help="Schedulers: one leads, the others take over when it dies.",
+            rich_help_panel=_PROCESSES,
+        ),
     ] = 1,
     partitions: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Parts of the models that schedulers lead; they divide them."),
+        typer.Option(
+            min=1,
+            max=64,
+            help="Parts of the models that schedulers lead; they divide them.",
+            rich_help_panel=_PROCESSES,
+        ),
     ] = 1,
     gateways: Annotated[
-        int, typer.Option(min=1, max=16, help="Gateways; all but the first take free ports.")
+        int,
+        typer.Option(
+            min=1, max=16, help="Gateways; all but the first take free ports.", rich_help_panel=_PROCESSES
+        ),
     ] = 1,
     zones: Annotated[
         str,
         typer.Option(
             metavar="NAME,NAME",
             help="Zones that gateways, and workers, are dealt out to in turn. Else $INFERFLUX_ZONE for all.",
+            rich_help_panel=_PROCESSES,
         ),
     ] = "",
-    slots: Annotated[int, typer.Option(min=0, help="Requests at once per worker; 0: its default.")] = 0,
+    slots: Annotated[
+        int, typer.Option(min=0, help="Requests at once per worker; 0: its default.", rich_help_panel=_ENGINE)
+    ] = 0,
     threads: Annotated[
-        int, typer.Option(min=0, help="CPU threads per worker; 0: the cores divided by the workers.")
+        int,
+        typer.Option(
+            min=0,
+            help="CPU threads per worker; 0: the cores divided by the workers.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = 0,
     kv_cells: Annotated[
-        int, typer.Option(min=0, help="Tokens each worker's KV cache holds; 0: fits the slots.")
+        int,
+        typer.Option(
+            min=0, help="Tokens each worker's KV cache holds; 0: fits the slots.", rich_help_panel=_ENGINE
+        ),
     ] = 0,
     drain_limit: Annotated[
         float,
@@ -194,11 +261,11 @@ def up(
         zones=zones_of(zones),
         nats_servers=nats,
         state_dir=state_path(state_dir),
-        gateway_port=gateway_port,
-        http_port=http_port,
-        policy_port=policy_port,
-        nats_port=nats_port,
-        redis_port=redis_port,
+        gateway_port=0 if free_ports else gateway_port,
+        http_port=0 if free_ports else http_port,
+        policy_port=0 if free_ports else policy_port,
+        nats_port=0 if free_ports else nats_port,
+        redis_port=0 if free_ports else redis_port,
         workers=workers,
         null_workers=null_workers_of(os.environ),
         schedulers=schedulers,
@@ -217,7 +284,7 @@ def up(
     raise typer.Exit(asyncio.run(in_foreground(options, serve, is_verbose=verbose)))
 
 
-@app.command()
+@app.command(rich_help_panel=_START)
 def demo(model: ModelPath = None, verbose: Verbose = False) -> None:
     """Start a stack aside, stream one answer, say how fast it was, end it."""
     from .demo import show_answer
@@ -228,7 +295,7 @@ def demo(model: ModelPath = None, verbose: Verbose = False) -> None:
     raise typer.Exit(asyncio.run(in_foreground(options, show_answer, is_verbose=verbose, says_end=False)))
 
 
-@app.command()
+@app.command(rich_help_panel=_OPERATE)
 def status(
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
@@ -259,7 +326,7 @@ def status(
     with_client(run, endpoint, api_key, state_dir)
 
 
-@app.command()
+@app.command(rich_help_panel=_ASK)
 @with_flag_groups
 def chat(
     text: Annotated[
@@ -312,7 +379,7 @@ def chat(
     with_client(run, endpoint, api_key, state_dir)
 
 
-@app.command()
+@app.command(rich_help_panel=_ASK)
 @with_flag_groups
 def complete(
     text: Annotated[
@@ -356,11 +423,7 @@ def complete(
     with_client(run, endpoint, api_key, state_dir)
 
 
-# The same under the name that OpenAI's API has for it.
-app.command("completion", help="The same as `complete`.")(complete)
-
-
-@app.command()
+@app.command(rich_help_panel=_ASK)
 def resume(
     request_id: Annotated[str, typer.Argument(help="As `--stats` and `--json` show it.")],
     offset: Annotated[
@@ -382,7 +445,7 @@ def resume(
     with_client(run, endpoint, api_key, state_dir)
 
 
-@app.command()
+@app.command(rich_help_panel=_ASK)
 def cancel(
     request_id: Annotated[str, typer.Argument(help="As `--stats` and `--json` show it.")],
     endpoint: Endpoint = "",
@@ -398,10 +461,35 @@ def cancel(
     with_client(run, endpoint, api_key, state_dir)
 
 
-@app.command()
+@app.command(rich_help_panel=_ABOUT)
 def version() -> None:
     """Print the version."""
     sys.stdout.write(f"inferctl {installed_version('inferflux-cli')}\n")
+
+
+@app.command(rich_help_panel=_ABOUT)
+def completion(
+    context: typer.Context,
+    shell: Annotated[
+        Literal["bash", "zsh", "fish", "powershell"],
+        typer.Argument(help="`source <(inferctl completion bash)` has it for this shell alone."),
+    ] = "bash",
+) -> None:
+    """Print a script that completes inferctl's commands and options in a shell."""
+    show_callback(context.find_root(), context.command.params[0], shell)
+
+
+app.command(rich_help_panel=_ASK)(embed)
+app.command(rich_help_panel=_ASK)(rerank)
+app.add_typer(models, name="models", rich_help_panel=_MODELS)
+app.command(rich_help_panel=_MODELS)(pull)
+models.command()(plan)
+models.command()(convert)
+app.add_typer(admin, name="admin", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_OPERATE)(devices)
+app.command("rpc-server", rich_help_panel=_OPERATE)(rpc_server)
+# The help shows groups in the order of their first command.
+app.registered_commands.sort(key=lambda one: _PANELS.index(str(one.rich_help_panel)))
 
 
 def _text_or_stdin(text: str | None) -> str | None:

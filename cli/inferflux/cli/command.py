@@ -76,12 +76,10 @@ def run_until_ctrl_c(work: Coroutine[None, None, None]) -> None:
         with on_ctrl_c(cancel):
             await task
 
-    try:
+    with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(main())
-    except asyncio.CancelledError:
-        if was_pressed:
-            raise KeyboardInterrupt from None
-        raise
+    if was_pressed:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

@@ -6,6 +6,9 @@ from inferflux.common.errors import InferFluxError, InvalidArgument, ResourceExh
 from inferflux.common.grpc_metadata import GUARDRAIL
 from inferflux.common.rate_limits import duration
 
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C ended, or whose answer was cancelled."""
+
 
 class CommandError(Exception):
     """Ends a command: its message goes to stderr as it is, and the exit status is 1."""

@@ -20,13 +20,22 @@ from .sampling import sampling_of
 # What the messages' integers can hold; which values make sense is the gateway's to say.
 _INT32 = 2**31 - 1
 
+# Groups of flags in the help.
+_SAMPLING, _FORMAT, _DELIVERY = "How tokens are drawn", "What the answer looks like", "How it is served"
+
+DEFAULT_MAX_TOKENS = 1024
+"""A model that repeats itself ends here."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationFlags:
     """Of commands that have an answer computed."""
 
     max_tokens: Annotated[
-        int | None, typer.Option(min=0, max=_INT32, help="At most this many new tokens.")
+        int, typer.Option(min=0, max=_INT32, help="At most this many new tokens; 0: no limit.")
+    ] = DEFAULT_MAX_TOKENS
+    temperature: Annotated[
+        float | None, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_SAMPLING)
     ] = None
     max_reasoning_tokens: Annotated[
         int | None,
@@ -34,9 +43,11 @@ class GenerationFlags:
             min=0, max=_INT32, help="Close the model's reasoning after this many tokens; 0: it has none."
         ),
     ] = None
-    temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None
     top_p: Annotated[
-        float | None, typer.Option(help="Sample from the likeliest tokens that reach this probability.")
+        float | None,
+        typer.Option(
+            help="Sample from the likeliest tokens that reach this probability.", rich_help_panel=_SAMPLING
+        ),
     ] = None
     sampling: Annotated[
         list[str] | None,
@@ -45,10 +56,14 @@ class GenerationFlags:
             metavar="NAME=VALUE",
             help="Set a parameter of sampling by its API name: top_k, min_p, dry_multiplier, "
             "logit_bias=ID:BIAS,... and so on.",
+            rich_help_panel=_SAMPLING,
         ),
     ] = None
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="The answer ends before this, or another --stop.")
+        list[str] | None,
+        typer.Option(
+            "--stop", help="The answer ends before this, or another --stop.", rich_help_panel=_SAMPLING
+        ),
     ] = None
     stop_token_id: Annotated[
         list[int] | None,
@@ -57,10 +72,14 @@ class GenerationFlags:
             min=0,
             max=_INT32,
             help="The answer ends after this token id, or another --stop-token-id.",
+            rich_help_panel=_SAMPLING,
         ),
     ] = None
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same answer.")
+        int | None,
+        typer.Option(
+            min=0, max=2**64 - 1, help="The same seed gives the same answer.", rich_help_panel=_SAMPLING
+        ),
     ] = None
     priority: Annotated[
         int,
@@ -68,9 +87,12 @@ class GenerationFlags:
             min=LOWEST,
             max=HIGHEST,
             help="Higher is more urgent; 0 is ordinary. What exceeds the key's ceiling is lowered to it.",
+            rich_help_panel=_DELIVERY,
         ),
     ] = 0
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's own end.", rich_help_panel=_SAMPLING)
+    ] = False
     resume_window: Annotated[
         int | None,
         typer.Option(
@@ -80,31 +102,57 @@ class GenerationFlags:
             help="Resume a lost stream for this long, at most what the gateway allows (300 by default); "
             "0 lets a lost connection cancel the request. By default 30 where there are several gateways, "
             "else 0.",
+            rich_help_panel=_DELIVERY,
         ),
     ] = None
     skip_answer_cache: Annotated[
         bool,
-        typer.Option("--skip-answer-cache", help="Have the answer computed, and do not keep it for others."),
+        typer.Option(
+            "--skip-answer-cache",
+            help="Have the answer computed, and do not keep it for others.",
+            rich_help_panel=_DELIVERY,
+        ),
     ] = False
     schema: Annotated[
-        Path | None, typer.Option("--schema", metavar="FILE", help="The answer is JSON of this JSON schema.")
+        Path | None,
+        typer.Option(
+            "--schema",
+            metavar="FILE",
+            help="The answer is JSON of this JSON schema.",
+            rich_help_panel=_FORMAT,
+        ),
     ] = None
-    json_object: Annotated[bool, typer.Option("--json-object", help="The answer is a JSON object.")] = False
+    json_object: Annotated[
+        bool, typer.Option("--json-object", help="The answer is a JSON object.", rich_help_panel=_FORMAT)
+    ] = False
     grammar: Annotated[
         Path | None,
         typer.Option(
-            "--grammar", metavar="FILE", help="The answer is of this grammar: GBNF, or Lark in a .lark file."
+            "--grammar",
+            metavar="FILE",
+            help="The answer is of this grammar: GBNF, or Lark in a .lark file.",
+            rich_help_panel=_FORMAT,
         ),
     ] = None
     regex: Annotated[
-        str | None, typer.Option("--regex", help="The whole answer matches this regular expression.")
+        str | None,
+        typer.Option(
+            "--regex", help="The whole answer matches this regular expression.", rich_help_panel=_FORMAT
+        ),
     ] = None
     choice: Annotated[
-        list[str] | None, typer.Option("--choice", help="The answer is this, or that of another --choice.")
+        list[str] | None,
+        typer.Option(
+            "--choice", help="The answer is this, or that of another --choice.", rich_help_panel=_FORMAT
+        ),
     ] = None
     speculate: Annotated[
         Literal["off", "ngram", "draft"] | None,
-        typer.Option("--speculate", help="Where drafts of next tokens come from; else as the worker is set."),
+        typer.Option(
+            "--speculate",
+            help="Where drafts of next tokens come from; else as the worker is set.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None
 
     def generation(self) -> Generation:
@@ -117,7 +165,7 @@ class GenerationFlags:
             choices=self.choice or [],
         )
         return Generation(
-            max_tokens=self.max_tokens,
+            max_tokens=self.max_tokens or None,
             max_reasoning_tokens=self.max_reasoning_tokens,
             temperature=self.temperature,
             top_p=self.top_p,

@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from rich.console import Console
 from rich.markup import escape
 
+from .errors import INTERRUPTED
 from .progress import StartDisplay
 from .stack import Stack, StackOptions, StartError
 from .stack.follow import follow_logs
-
-INTERRUPTED = 130
 
 
 async def in_foreground(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import typer
+
 from inferflux.v1 import tokens_pb2
 
 from .answer import Answer
+from .errors import INTERRUPTED
 from .tools import spelled
+
+_CANCELLED = "cancelled: the answer is not whole\n"
 
 
 async def stream_text(
@@ -36,12 +42,22 @@ async def stream_text(
 async def show(
     chunks: AsyncGenerator[tokens_pb2.TokenChunk, None], answer: Answer, *, has_stats: bool, is_json: bool
 ) -> None:
-    """The whole answer of a one-shot command: text as it comes, or one JSON object at the end."""
-    await stream_text(chunks, answer, is_shown=not is_json)
+    """The whole answer of a one-shot command: text as it comes, or one JSON object at the end.
+
+    Raises:
+        typer.Exit: with 130, the answer was cancelled elsewhere.
+    """
+    try:
+        await stream_text(chunks, answer, is_shown=not is_json)
+    except asyncio.CancelledError:
+        sys.stderr.write(_CANCELLED)
+        raise
     if is_json:
         sys.stdout.write(json.dumps(answer.as_dict(), ensure_ascii=False) + "\n")
-        return
-    if answer.cut:
+    elif answer.cut:
         sys.stderr.write(answer.cut + "\n")
-    if has_stats:
+    if has_stats and not is_json:
         sys.stderr.write(answer.summary() + "\n")
+    if answer.is_cancelled:
+        sys.stderr.write(_CANCELLED)
+        raise typer.Exit(INTERRUPTED)

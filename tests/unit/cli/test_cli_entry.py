@@ -9,7 +9,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from inferflux.cli.app import app, complete
+from inferflux.cli.app import app
+from inferflux.cli.flags import DEFAULT_MAX_TOKENS, GenerationFlags
 
 # SIGINT arrives when the last of the imports has begun.
 _INTERRUPTED_WHILE_IMPORTING = """
@@ -36,17 +37,30 @@ def test_ctrl_c_while_it_starts_ends_it_quietly(name: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("command", ["chat", "complete", "completion"])
+@pytest.mark.parametrize("command", ["chat", "complete"])
 def test_help_names_the_real_range_of_priorities(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"}).output
     assert re.search(r"--priority.*-100<=x<=100", shown)
     assert "ceiling" in shown
 
 
-def test_completion_is_another_name_of_complete() -> None:
-    assert [one.callback for one in app.registered_commands if one.name == "completion"] == [complete]
-    shown = CliRunner().invoke(app, ["completion", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+def test_completion_prints_a_script_for_a_shell_and_asks_no_model(shell: str) -> None:
+    shown = CliRunner().invoke(app, ["completion", shell], env={"INFERFLUX_ENDPOINT": "127.0.0.1:1"})
     assert shown.exit_code == 0
+    assert "_INFERCTL_COMPLETE" in shown.output
+    assert CliRunner().invoke(app, ["completion", "Once upon a time"]).exit_code == 2
+
+
+def test_the_version_is_an_option_and_a_command() -> None:
+    versions = {CliRunner().invoke(app, [how]).output for how in ("--version", "-V", "version")}
+    assert len(versions) == 1
+    assert versions.pop().startswith("inferctl ")
+
+
+def test_an_answer_has_a_length_unless_none_is_asked_for() -> None:
+    assert GenerationFlags().generation().params().max_tokens == DEFAULT_MAX_TOKENS
+    assert not GenerationFlags(max_tokens=0).generation().params().HasField("max_tokens")
 
 
 def test_an_empty_question_is_refused_before_anything_is_called() -> None:

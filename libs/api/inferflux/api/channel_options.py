@@ -25,7 +25,7 @@ Option = tuple[str, int | str]
 _PROXY = "grpc.enable_http_proxy"
 
 CHANNEL_OPTIONS: tuple[Option, ...] = (
-    # A proxy for web pages (http_proxy, grpc_proxy and so on) cannot reach a service on this host or beside it.
+    # A proxy for web pages (http_proxy, grpc_proxy) reaches no service on this host or beside it.
     (_PROXY, 0),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
     ("grpc.max_send_message_length", MAX_RECEIVE_BYTES),
