@@ -11,10 +11,13 @@ import io
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.process_limits import bound
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 REFUSED = 3
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -66,7 +69,7 @@ def decode(data: bytes, *, most_pixels: int) -> bytes:
                 raise ValueError(f"it has {width} x {height} pixels; at most {most_pixels} are taken")
             image.draft("RGB", (MAX_SIDE, MAX_SIDE))
             image.load()
-            upright = ImageOps.exif_transpose(image)
+            upright = _of_bytes(ImageOps.exif_transpose(image))
             upright.thumbnail((MAX_SIDE, MAX_SIDE))
             if upright.has_transparency_data:
                 layer = upright.convert("RGBA")
@@ -78,6 +81,19 @@ def decode(data: bytes, *, most_pixels: int) -> bytes:
         raise ValueError("it is no PNG, JPEG, WebP or GIF") from None
     except (OSError, SyntaxError, EOFError, IndexError, KeyError, TypeError, ArithmeticError) as error:
         raise ValueError(f"it is broken: {str(error)[:200] or type(error).__name__}") from None
+
+
+def _of_bytes(image: Image.Image) -> Image.Image:
+    """The image with a byte for each channel, as scaling needs it: colours of a palette cannot be mixed."""
+    if image.mode.startswith("I"):  # 16 bits of grey
+        clear, wide = image.info.get("transparency"), image.convert("I")
+        grey = wide.point([round(value / 257) for value in range(1 << 16)], "L")
+        if isinstance(clear, int):
+            grey.putalpha(wide.point([0 if value == clear else 255 for value in range(1 << 16)], "L"))
+        return grey
+    if image.mode in ("1", "P", "PA"):
+        return image.convert("RGBA" if image.has_transparency_data else "RGB")
+    return image
 
 
 def _refuse(why: str) -> NoReturn:
