@@ -146,7 +146,7 @@ class OpenEndpoint:
 
 
 async def guarded(exchange: Exchange, path: str, work: Awaitable[None]) -> BaseException | None:
-    """Whatever ends the work, the client gets an answer in OpenAI's shape, or is gone.
+    """Whatever ends the work, the client gets an answer in the shape of its API, or is gone.
 
     Returns:
         What ended it, if anything did.

@@ -11,9 +11,10 @@ from pydantic_core import to_json as _encode
 from starlette.types import Receive, Scope, Send
 
 from inferflux.common.calls import CallContext, call_context, unread_context
-from inferflux.common.errors import InferFluxError, to_http
+from inferflux.common.errors import HttpError, InferFluxError
 from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
 
+from .error_shapes import shape_of
 from .errors import BodyTooLarge
 from .json_size import COUNTED_FROM_BYTES, JsonSize
 
@@ -55,6 +56,7 @@ class Exchange:
         self.status = 0
         self.failure: Callable[[InferFluxError], bytes] = lambda _: b""
         self._given = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        self._shape = shape_of(scope.get("path", ""), self._given)
         self._transport: asyncio.Transport | None = scope.get("inferflux.transport")
         self.client = client_of(scope)
         self.owner = ("connection", str(scope.get("client")))
@@ -214,9 +216,13 @@ class Exchange:
         else:
             await self.write(self.failure(error), is_last=True)
 
+    def told(self, error: InferFluxError) -> HttpError:
+        """An error in the shape of the API that the client speaks."""
+        return self._shape(error, self.context.request_id)
+
     async def refuse(self, error: InferFluxError) -> None:
         """Answer with an error."""
-        status, headers, body = to_http(error)
+        status, headers, body = self.told(error)
         self.headers.update(headers)
         await self.answer_json(body, status)
 

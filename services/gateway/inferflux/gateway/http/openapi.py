@@ -14,9 +14,9 @@ from pydantic.json_schema import models_json_schema
 from inferflux.gateway.rules import ADMIN_METHODS
 
 from . import docs_page, routes
+from .bodies import Body
 from .exchange import Exchange, to_json
 from .openai.bodies import (
-    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,

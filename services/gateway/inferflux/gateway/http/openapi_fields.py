@@ -7,8 +7,9 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from .bodies import Body
 from .openai import served
-from .openai.bodies import Body, ChatBody, CompletionBody, GenerateBody, ResponsesBody, SamplingBody
+from .openai.bodies import ChatBody, CompletionBody, GenerateBody, ResponsesBody, SamplingBody
 
 Schema = dict[str, Any]
 

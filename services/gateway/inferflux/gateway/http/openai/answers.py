@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferflux.common.errors import HttpError
+from inferflux.gateway.http.sse import UNNAMED
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 from .bodies import GenerationBody
@@ -45,7 +46,7 @@ class Head:
 class UnnamedEvents:
     """How streams of chats and completions are framed."""
 
-    are_named = False
+    framing = UNNAMED
 
     def failure(self, error: HttpError) -> list[Mapping[str, Any]]:
         return [error.body]

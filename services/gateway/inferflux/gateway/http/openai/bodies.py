@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import Field
 
-Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+from inferflux.gateway.http.bodies import Body, Int32, Items
+
 # OpenAI's is signed, ours is not.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
-_Item = TypeVar("_Item")
-
-
-class _FailFast(FailFast):
-    """Can be a part of a union."""
-
-    __hash__ = object.__hash__
-
-
-# An error for each of a million items would take much memory, and one is told.
-Items = Annotated[list[_Item], _FailFast()]
 Choices = Annotated[int, Field(ge=1, le=128)]
-
-
-class Body(BaseModel):
-    """Strict: a number is no string, and NaN is no number."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class StreamOptions(Body):

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferflux.common.errors import HttpError, InvalidArgument
+from inferflux.gateway.http.bodies import Body
 from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.sse import NAMED
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from . import constraints, response_input, tools
 from .answers import Json, spoken_json
-from .bodies import Body, JsonSchema, ResponseFormat, ResponsesBody, ToolBody
+from .bodies import JsonSchema, ResponseFormat, ResponsesBody, ToolBody
 from .params import priority_of, tier_of, to_params
 from .response_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from .served import INCLUDED, RESPONSE, check_served, check_stream
@@ -267,7 +269,7 @@ class Response:
 class ResponseStream:
     """Chunks to the events of a response."""
 
-    are_named = True
+    framing = NAMED
 
     def __init__(self, head: ResponseHead) -> None:
         self._response = Response(head)

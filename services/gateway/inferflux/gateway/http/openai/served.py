@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inferflux.gateway.http.bodies import Body
 from inferflux.gateway.http.errors import unsupported
-
-from .bodies import Body
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,31 @@
+"""In which shape errors of a call are told: its path says it, or a header of Anthropic's clients. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from inferflux.common.errors import HttpError, InferFluxError, to_http
+
+from .anthropic.errors import to_http as to_anthropic
+
+# Anthropic's clients send it with every call.
+ANTHROPIC_VERSION = "anthropic-version"
+
+# An error and the request's id to what is sent.
+Shape = Callable[[InferFluxError, str], HttpError]
+
+
+def shape_of(path: str, headers: Sequence[tuple[str, str]]) -> Shape:
+    """How errors of a call are told.
+
+    Args:
+        headers: with lower-case names.
+    """
+    is_messages = path == "/v1/messages" or path.startswith("/v1/messages/")
+    if is_messages or any(name == ANTHROPIC_VERSION for name, _ in headers):
+        return to_anthropic
+    return _openai
+
+
+def _openai(error: InferFluxError, _request_id: str) -> HttpError:
+    return to_http(error)
