@@ -45,7 +45,7 @@ def generate(pieces: Sequence[bytes], stop: Sequence[str], max_tokens: int, at_o
         if is_stopped or i + 1 == max_tokens:
             chunk.text += text.finish()
             chunk.held_text = ""
-            chunk.finished.reason = STOP if is_stopped else LENGTH
+            chunk.finished.reason, chunk.finished.stop = STOP if is_stopped else LENGTH, text.stop
             chunk.finished.usage.completion_tokens = i + 1
             return chunks
         chunk.held_text = text.held

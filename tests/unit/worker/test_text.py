@@ -60,7 +60,7 @@ def test_what_may_become_a_stop_string_is_held_and_then_released() -> None:
     assembler = TextAssembler(["END"])
     assert assembler.push(b"the EN") == "the "
     assert assembler.push(b"D") == ""
-    assert assembler.is_stopped
+    assert assembler.stop == "END"
     other = TextAssembler(["END"])
     assert other.push(b"the EN") == "the "
     assert other.push(b"T") == "ENT"

@@ -26,13 +26,13 @@ from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 from inferflux.v1 import tokens_pb2 as inferflux_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainferflux/v1/answers.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x19inferflux/v1/tokens.proto\"~\n\x0c\x43\x61\x63hedAnswer\x12(\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.TokenChunk\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.inferflux.v1.FinishReason\x12\x18\n\x10reasoning_tokens\x18\n \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ainferflux/v1/answers.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x19inferflux/v1/tokens.proto\"\x8d\x01\n\x0c\x43\x61\x63hedAnswer\x12(\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x18.inferflux.v1.TokenChunk\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.inferflux.v1.FinishReason\x12\x18\n\x10reasoning_tokens\x18\n \x01(\r\x12\r\n\x04stop\x18\xbe\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.answers_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CACHEDANSWER']._serialized_start=102
-  _globals['_CACHEDANSWER']._serialized_end=228
+  _globals['_CACHEDANSWER']._serialized_start=103
+  _globals['_CACHEDANSWER']._serialized_end=244
 # @@protoc_insertion_point(module_scope)

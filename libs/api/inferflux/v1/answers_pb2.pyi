@@ -29,9 +29,12 @@ class CachedAnswer(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     reason: _generation_pb2.FinishReason.ValueType
     reasoning_tokens: _builtins.int
     """Its first tokens, as Usage counts them."""
+    stop: _builtins.str
+    """See Finished."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[_tokens_pb2.TokenChunk]:
         """As the worker published them, in order: offset, token_ids, text, logprobs and held_text alone."""
@@ -42,10 +45,11 @@ class CachedAnswer(_message.Message):
         chunks: _abc.Iterable[_tokens_pb2.TokenChunk] | None = ...,
         reason: _generation_pb2.FinishReason.ValueType = ...,
         reasoning_tokens: _builtins.int = ...,
+        stop: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "reason", b"reason", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "reason", b"reason", "reasoning_tokens", b"reasoning_tokens", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -106,20 +106,24 @@ class Started(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_PROMPT_TIER_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     cached_prompt_tokens: _builtins.int
     cached_prompt_tier: _generation_pb2.CacheTier.ValueType
     """See Usage."""
+    prompt_tokens: _builtins.int
+    """All of them, those that were cached too."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         cached_prompt_tokens: _builtins.int = ...,
         cached_prompt_tier: _generation_pb2.CacheTier.ValueType = ...,
+        prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tier", b"cached_prompt_tier", "cached_prompt_tokens", b"cached_prompt_tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_tier", b"cached_prompt_tier", "cached_prompt_tokens", b"cached_prompt_tokens", "prompt_tokens", b"prompt_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -134,7 +138,10 @@ class Finished(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     reason: _generation_pb2.FinishReason.ValueType
+    stop: _builtins.str
+    """The stop string before which the text ends; empty where something else ended it."""
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
     @_builtins.property
@@ -145,10 +152,11 @@ class Finished(_message.Message):
         reason: _generation_pb2.FinishReason.ValueType = ...,
         usage: _generation_pb2.Usage | None = ...,
         timings: _generation_pb2.Timings | None = ...,
+        stop: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

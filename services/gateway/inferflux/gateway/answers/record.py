@@ -35,6 +35,7 @@ class Recorder:
         self._is_whole = True
         self._reason: generation_pb2.FinishReason.ValueType | None = None
         self._reasoning_tokens = 0
+        self._stop = ""
 
     def take(self, chunk: tokens_pb2.TokenChunk) -> None:
         """Add a chunk, as it was published."""
@@ -56,6 +57,7 @@ class Recorder:
             self._data += answers_pb2.CachedAnswer(chunks=[kept]).SerializeToString()
         if chunk.HasField("finished"):
             self._reason = chunk.finished.reason
+            self._stop = chunk.finished.stop
             self._reasoning_tokens = chunk.finished.usage.reasoning_tokens
             self._is_whole = chunk.finished.usage.completion_tokens == self._n_tokens
         if len(self._data) > MAX_ANSWER_BYTES:
@@ -65,7 +67,9 @@ class Recorder:
         """The serialized CachedAnswer; None unless the answer is whole and ended as it should."""
         if not self._is_whole or not self._n_tokens or self._reason not in (STOP, LENGTH):
             return None
-        rest = answers_pb2.CachedAnswer(reason=self._reason, reasoning_tokens=self._reasoning_tokens)
+        rest = answers_pb2.CachedAnswer(
+            reason=self._reason, reasoning_tokens=self._reasoning_tokens, stop=self._stop
+        )
         return bytes(self._data) + rest.SerializeToString()
 
 
@@ -103,7 +107,7 @@ def stream_of(
     They are as small as they were: who resumes a stream within a chunk misses the rest of its text.
     """
     first, last = _chunk(request_id), _chunk(request_id)
-    first.started.SetInParent()
+    first.started.prompt_tokens = prompt_tokens
     if answer_format is not None:
         first.answer_format.CopyFrom(answer_format)
         last.answer_format.CopyFrom(answer_format)
@@ -118,7 +122,7 @@ def stream_of(
     last.offset = chunks[-1].offset + len(chunks[-1].token_ids)
     last.attempt_id = attempt_id
     last.model = model
-    last.finished.reason = answer.reason
+    last.finished.reason, last.finished.stop = answer.reason, answer.stop
     usage = last.finished.usage
     usage.prompt_tokens = prompt_tokens
     usage.completion_tokens = usage.cached_completion_tokens = last.offset

@@ -27,6 +27,7 @@ def announce(sequence: Sequence, chunk: tokens_pb2.TokenChunk, worker_id: str) -
     first token."""
     chunk.attempt_id = sequence.attempt_id
     chunk.started.worker_id = worker_id
+    chunk.started.prompt_tokens = sequence.prompt_tokens
     chunk.started.cached_prompt_tokens = sequence.cached_prompt_tokens
     chunk.started.cached_prompt_tier = sequence.cached_prompt_tier
     _add_format(sequence, chunk)
@@ -83,6 +84,7 @@ def finish(
     chunk.text += sequence.text.finish()
     finished = chunk.finished
     finished.reason = reason
+    finished.stop = sequence.text.stop
     finished.usage.prompt_tokens = sequence.prompt_tokens
     finished.usage.cached_prompt_tokens = sequence.cached_prompt_tokens
     finished.usage.cached_prompt_tier = sequence.cached_prompt_tier

@@ -18,10 +18,15 @@ class TextAssembler:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._held = ""
-        self.is_stopped = False
+        # The stop string that ended the text.
+        self.stop = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.stop)
 
     def push(self, piece: bytes) -> str:
-        """Text that `piece` releases. Sets `is_stopped` when a stop string is complete."""
+        """Text that `piece` releases. Sets `stop` when a stop string is complete."""
         text = self._decoder.decode(piece)
         if not self._stop:
             return text
@@ -34,7 +39,7 @@ class TextAssembler:
         if self.is_stopped or not (pending or self._held):
             return ""
         text = self._held + pending.decode("utf-8", "replace")
-        found = _first_stop(text, self._stop)
+        found, _ = _first_stop(text, self._stop)
         return text if found < 0 else text[:found]
 
     def finish(self) -> str:
@@ -52,9 +57,9 @@ class TextAssembler:
         return text
 
     def _release(self, text: str) -> str:
-        found = _first_stop(text, self._stop)
-        if found >= 0:
-            self.is_stopped = True
+        found, stop = _first_stop(text, self._stop)
+        if stop:
+            self.stop = stop
             self._held = ""
             return text[:found]
         keep = max((_overlap(text, s) for s in self._stop), default=0)
@@ -63,9 +68,9 @@ class TextAssembler:
         return text[:cut]
 
 
-def _first_stop(text: str, stop: Sequence[str]) -> int:
-    """Where the first of the stop strings begins; -1 without any."""
-    return min((at for s in stop if (at := text.find(s)) >= 0), default=-1)
+def _first_stop(text: str, stop: Sequence[str]) -> tuple[int, str]:
+    """(where the first of the stop strings begins, that string); -1 without any."""
+    return min(((at, s) for s in stop if (at := text.find(s)) >= 0), default=(-1, ""))
 
 
 def _overlap(text: str, stop: str) -> int:

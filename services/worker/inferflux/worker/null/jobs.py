@@ -93,6 +93,7 @@ class Job:
         """Say in a chunk that it has started here."""
         chunk.attempt_id = self.request.attempt_id
         chunk.started.worker_id = worker_id
+        chunk.started.prompt_tokens = self.prompt_tokens
         self._add_format(chunk)
         self.is_announced = True
 
@@ -108,6 +109,7 @@ class Job:
         first_s = now_s if self.first_token_s is None else self.first_token_s
         finished = chunk.finished
         finished.reason = reason
+        finished.stop = self.text.stop
         finished.usage.prompt_tokens = self.prompt_tokens
         finished.usage.completion_tokens = self.generated
         finished.timings.queue_ms = self.queue_ms
