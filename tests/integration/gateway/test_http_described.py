@@ -22,6 +22,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hello"},
     "/v1/responses": {"input": "hello"},
     "/generate": {"prompt": "hello"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
     "/v1/embeddings": {"input": "hello"},
     "/v1/rerank": {"query": "hello", "documents": ["hello"]},
     "/v1/tokenize": {"prompt": "hello"},

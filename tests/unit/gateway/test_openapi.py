@@ -11,6 +11,8 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 
 from inferflux.gateway.http import docs_page, routes
+from inferflux.gateway.http.anthropic.bodies import MessagesBody, PromptBody
+from inferflux.gateway.http.anthropic.request import Prompt, to_request
 from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.message_json import parse_message
@@ -36,7 +38,7 @@ def fields_of(schema: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "body",
-    ["ChatBody", "CompletionBody", "ResponsesBody", "GenerateBody", "TokenizeBody", "DetokenizeBody"],
+    ["ChatBody", "CompletionBody", "ResponsesBody", "GenerateBody", "TokenizeBody", "MessagesBody"],
 )
 def test_every_field_of_a_body_is_explained(body: str) -> None:
     assert all(field["description"] == MEANINGS[name] for name, field in fields_of(body).items())
@@ -64,7 +66,9 @@ def test_each_example_of_inference_can_be_sent() -> None:
     tokens.to_detokenize(parse(bodies.DetokenizeBody, example["/v1/detokenize"]))
     embeddings.to_embed(parse(bodies.EmbeddingsBody, example["/v1/embeddings"]))
     embeddings.to_rerank(parse(bodies.RerankBody, example["/v1/rerank"]))
-    assert len(example) == 8
+    to_request(messages := parse(MessagesBody, example["/v1/messages"]), Prompt(messages))
+    Prompt(parse(PromptBody, example["/v1/messages/count_tokens"])).tokenize_request()
+    assert len(example) == 10
 
 
 def test_each_example_of_administrators_is_a_message_of_its_method() -> None:

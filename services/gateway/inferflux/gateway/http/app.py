@@ -31,6 +31,7 @@ from .embeddings import CreateEmbeddings, Rerank
 from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
 from .exchange import Exchange
 from .generate import Generate
+from .messages import SKIPPED, CountTokens, Messages
 from .models import GetModel, ListModels
 from .openapi import Documents
 from .responses import Responses
@@ -86,6 +87,8 @@ def build_app(
             route(routes.RESPONSES, Responses(answering)),
             route(routes.GENERATE, Generate(answering, models)),
             WebSocketRoute(routes.GENERATE_SOCKET.path, WebSocketEndpoint(edge, answering, models)),
+            route(routes.MESSAGES, Messages(answering)),
+            route(routes.COUNT_TOKENS, CountTokens(pipeline)),
             route(routes.EMBEDDINGS, CreateEmbeddings(embeddings)),
             route(routes.RERANK, Rerank(embeddings)),
             route(routes.TOKENIZE, Tokenize(pipeline)),
@@ -107,7 +110,7 @@ def build_app(
         allow_origins=cors_origins,
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
-        expose_headers=(REQUEST_ID, PRIORITY, GUARDRAIL, DECISION, "retry-after", *HEADERS),
+        expose_headers=(REQUEST_ID, SKIPPED, PRIORITY, GUARDRAIL, DECISION, "retry-after", *HEADERS),
         max_age=_PREFLIGHT_S,
     )
 

@@ -58,7 +58,10 @@ _MOST_DEPTH = 4
 # A longer body has its members on lines of their own.
 _LINE = 72
 _GROUPS = (
-    ("Generate", ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate")),
+    (
+        "Generate",
+        ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate"),
+    ),
     ("Embed", ("/v1/embeddings", "/v1/rerank")),
     ("Tokens", ("/v1/tokenize", "/v1/detokenize")),
     ("Models", ("/v1/models",)),

@@ -9,7 +9,7 @@ from inferflux.common.errors import HttpError, InferFluxError, to_http
 from .anthropic.errors import to_http as to_anthropic
 
 # Anthropic's clients send it with every call.
-ANTHROPIC_VERSION = "anthropic-version"
+_VERSION = "anthropic-version"
 
 # An error and the request's id to what is sent.
 Shape = Callable[[InferFluxError, str], HttpError]
@@ -22,9 +22,14 @@ def shape_of(path: str, headers: Sequence[tuple[str, str]]) -> Shape:
         headers: with lower-case names.
     """
     is_messages = path == "/v1/messages" or path.startswith("/v1/messages/")
-    if is_messages or any(name == ANTHROPIC_VERSION for name, _ in headers):
+    if is_messages or is_anthropic(headers):
         return to_anthropic
     return _openai
+
+
+def is_anthropic(headers: Sequence[tuple[str, str]]) -> bool:
+    """Whether they are those of Anthropic's clients."""
+    return any(name == _VERSION for name, _ in headers)
 
 
 def _openai(error: InferFluxError, _request_id: str) -> HttpError:

@@ -41,6 +41,7 @@ class Exchange:
     Attributes:
         client: the client's address; "" where it has none.
         context: set by `begin`.
+        given: the headers that came, with lower-case names.
         headers: sent with the answer's status, whatever that is.
         failure: the last bytes of a stream that fails.
         is_started: whether the status has been sent.
@@ -55,8 +56,8 @@ class Exchange:
         self.is_ended = False
         self.status = 0
         self.failure: Callable[[InferFluxError], bytes] = lambda _: b""
-        self._given = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        self._shape = shape_of(scope.get("path", ""), self._given)
+        self.given = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        self._shape = shape_of(scope.get("path", ""), self.given)
         self._transport: asyncio.Transport | None = scope.get("inferflux.transport")
         self.client = client_of(scope)
         self.owner = ("connection", str(scope.get("client")))
@@ -75,7 +76,7 @@ class Exchange:
         Raises:
             InvalidArgument: the request id cannot be used.
         """
-        self.context = call_context(self._given, remaining_s=None, record=self.context.record)
+        self.context = call_context(self.given, remaining_s=None, record=self.context.record)
         self.headers[REQUEST_ID] = self.context.request_id
         return self.context
 
@@ -103,7 +104,7 @@ class Exchange:
                 return bytes(body)
 
     def _declared_bytes(self) -> int:
-        given = next((value for name, value in self._given if name == "content-length"), "0")
+        given = next((value for name, value in self.given if name == "content-length"), "0")
         return int(given) if given.isdigit() else 0
 
     def _count(self, size: JsonSize, piece: bytearray) -> None:

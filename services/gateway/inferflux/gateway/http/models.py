@@ -10,7 +10,9 @@ from inferflux.common.model_roles import name_of
 from inferflux.gateway.models import ModelRegistry
 from inferflux.v1 import model_pb2
 
+from .anthropic import models as anthropic
 from .endpoint import Request
+from .error_shapes import is_anthropic
 
 
 class ListModels:
@@ -23,11 +25,16 @@ class ListModels:
     async def __call__(self, request: Request) -> None:
         await self._models.settled()
         allowed = request.caller.models
-        known = [model for model in await self._models.all_models() if allows(allowed, model.card.name)]
+        known = await self._models.all_models()
+        served = [
+            model for model in known if allows(allowed, model.card.name) and (model.workers or model.places)
+        ]
+        if is_anthropic(request.exchange.given):
+            await request.exchange.answer_json(anthropic.list_json(served, self._created))
+            return
         data = [
             each
-            for model in known
-            if model.workers or model.places
+            for model in served
             for each in (to_json(model, self._created), *adapters_json(model, self._created))
         ]
         await request.exchange.answer_json({"object": "list", "data": data})
@@ -43,7 +50,9 @@ class GetModel:
     async def __call__(self, request: Request) -> None:
         name = str(request.exchange.path_params["model"])
         model, adapter = await self._models.named_for(request.caller, name, field="model")
-        if adapter is not None:
+        if is_anthropic(request.exchange.given):
+            await request.exchange.answer_json(anthropic.to_json(model, self._created, adapter))
+        elif adapter is not None:
             await request.exchange.answer_json(adapter_json(model, adapter, self._created))
         else:
             await request.exchange.answer_json(to_json(model, self._created))

@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from inferflux.gateway.rules import ADMIN_METHODS
 
 from . import docs_page, routes
+from .anthropic.bodies import MessagesBody, PromptBody
 from .bodies import Body
 from .exchange import Exchange, to_json
 from .openai.bodies import (
@@ -62,6 +63,7 @@ class Operation:
         answer: the schema of a JSON answer; "" for a plain text, or events alone.
         body: what it takes, as JSON or as a message in protobuf's JSON; None where there is none.
         streams: whether the answer can be a stream of events.
+        error: the schema of a refusal.
     """
 
     method: str
@@ -71,6 +73,7 @@ class Operation:
     body: type[Body] | Descriptor | None = None
     streams: bool = False
     needs_key: bool = True
+    error: str = "Error"
 
 
 def _words(name: str) -> str:
@@ -106,6 +109,23 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         "post", "/generate", "Stream the token chunks of a prompt.", "Generated", GenerateBody, streams=True
     ),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answer a conversation, in the shape of Anthropic's API.",
+        "Message",
+        MessagesBody,
+        streams=True,
+        error="MessageError",
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Count the tokens of a conversation.",
+        "Counted",
+        PromptBody,
+        error="MessageError",
+    ),
     Operation("post", "/v1/embeddings", "Give vectors of texts.", "Embeddings", EmbeddingsBody),
     Operation(
         "post", "/v1/rerank", "Order documents by how well they answer a query.", "Ranking", RerankBody
@@ -136,7 +156,11 @@ def document() -> dict[str, Any]:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "InferFlux", "version": _version(), "description": "OpenAI's API over HTTP."},
+        "info": {
+            "title": "InferFlux",
+            "version": _version(),
+            "description": "OpenAI's API and Anthropic's over HTTP.",
+        },
         "security": [{"key": []}],
         "paths": paths,
         "components": {
@@ -153,7 +177,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
     content = content or {_TEXT: {"schema": {"type": "string"}}}
     codes = _REFUSALS if operation.needs_key else _STRANGERS_REFUSALS
     responses = {"200": {"description": "The answer.", "content": content}}
-    responses |= {code: _refusal(code) for code in codes}
+    responses |= {code: _refusal(code, operation.error) for code in codes}
     if operation.path == "/readyz":
         responses["503"] = {"description": "It cannot serve now.", "content": content}
     made: dict[str, Any] = {"summary": operation.summary, "responses": responses}
@@ -173,8 +197,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
     return made
 
 
-def _refusal(code: str) -> dict[str, Any]:
-    return {"description": _REFUSALS[code], "content": _json("Error")}
+def _refusal(code: str, schema: str) -> dict[str, Any]:
+    return {"description": _REFUSALS[code], "content": _json(schema)}
 
 
 def _json(schema: str, example: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -95,6 +95,26 @@ _RESPONSE = _object(
     incomplete_details=_or_null(_object(reason=_TEXT)),
     usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
 )
+_MESSAGE = _object(
+    id=_TEXT,
+    type={"const": "message"},
+    role={"const": "assistant"},
+    model=_TEXT,
+    content=_array(
+        _object(
+            {"text": _TEXT, "thinking": _TEXT, "id": _TEXT, "name": _TEXT, "input": _ANY_OBJECT},
+            type={"enum": ["text", "thinking", "tool_use"]},
+        )
+    ),
+    stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]},
+    stop_sequence=_or_null(_TEXT),
+    usage=_object(
+        input_tokens=_COUNT,
+        cache_creation_input_tokens=_COUNT,
+        cache_read_input_tokens=_COUNT,
+        output_tokens=_COUNT,
+    ),
+)
 _GENERATED = _object(
     {"logprobs": _array(_object(token_id=_COUNT, token=_TEXT, logprob=_LOGPROB))},
     token_ids=_IDS,
@@ -155,6 +175,11 @@ ANSWERS: dict[str, Schema] = {
     "Completion": _COMPLETION,
     "Response": _RESPONSE,
     "Generated": _GENERATED,
+    "Message": _MESSAGE,
+    "Counted": _object(input_tokens=_COUNT),
+    "MessageError": _object(
+        type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
+    ),
     "Embeddings": _object(
         object={"const": "list"},
         data=_array(

@@ -40,6 +40,8 @@ RESPONSES = RouteRule("POST", "/v1/responses", Scope.INFERENCE)
 GENERATE = RouteRule("POST", "/generate", Scope.INFERENCE)
 # A websocket; each of its messages is a request.
 GENERATE_SOCKET = RouteRule("WEBSOCKET", "/generate", Scope.INFERENCE)
+MESSAGES = RouteRule("POST", "/v1/messages", Scope.INFERENCE)
+COUNT_TOKENS = RouteRule("POST", "/v1/messages/count_tokens", Scope.INFERENCE)
 EMBEDDINGS = RouteRule("POST", "/v1/embeddings", Scope.INFERENCE)
 RERANK = RouteRule("POST", "/v1/rerank", Scope.INFERENCE)
 TOKENIZE = RouteRule("POST", "/v1/tokenize", Scope.INFERENCE)
@@ -68,6 +70,8 @@ ROUTES = (
     RESPONSES,
     GENERATE,
     GENERATE_SOCKET,
+    MESSAGES,
+    COUNT_TOKENS,
     EMBEDDINGS,
     RERANK,
     TOKENIZE,

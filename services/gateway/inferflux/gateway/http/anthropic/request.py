@@ -1,0 +1,164 @@
+"""Bodies of Anthropic's messages to requests. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.openai.bodies import JsonSchema, ResponseFormat, SamplingBody
+from inferflux.gateway.http.openai.constraints import json_text
+from inferflux.gateway.http.openai.params import to_params
+from inferflux.v1 import inference_pb2
+
+from .bodies import MessagesBody, PromptBody, ToolChoiceParam, ToolParam
+from .conversation import Conversation
+
+_CHOICES: Mapping[str, inference_pb2.ToolChoiceMode.ValueType] = {
+    "auto": inference_pb2.TOOL_CHOICE_MODE_AUTO,
+    "any": inference_pb2.TOOL_CHOICE_MODE_REQUIRED,
+    "none": inference_pb2.TOOL_CHOICE_MODE_NONE,
+}
+# How much a model thinks, by the client's name.
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
+_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+_UNSAFE = re.compile(r"[^\w.-]", re.ASCII)
+_MOST_OF_A_TYPE = 64
+
+
+class Prompt:
+    """What a body has for a model to read.
+
+    Raises:
+        InvalidArgument: a block or a tool is not served, or lacks something.
+    """
+
+    def __init__(self, body: PromptBody) -> None:
+        self._body = body
+        self._conversation = Conversation(body.system, body.messages)
+        self.messages = self._conversation.messages
+        self.is_begun = self._conversation.is_begun
+        served = [(i, tool) for i, tool in enumerate(body.tools or []) if tool.type in (None, "custom")]
+        self.tools = [_tool(tool, f"tools[{i}]") for i, tool in served]
+        self._places = [f"tools[{i}]" for i, _ in served]
+
+    @property
+    def skipped(self) -> Sequence[str]:
+        """Types of tools and blocks that only Anthropic serves, fit for a header."""
+        hosted = [tool.type for tool in self._body.tools or [] if tool.type not in (None, "custom")]
+        types = dict.fromkeys([*(type_ for type_ in hosted if type_), *self._conversation.skipped])
+        return [_UNSAFE.sub("_", type_[:_MOST_OF_A_TYPE]) for type_ in types]
+
+    def field_names(self) -> Mapping[str, str]:
+        """What the client calls fields that have another name inside."""
+        names: dict[str, str] = {}
+        for i, place in enumerate(self._places):
+            names |= {f"tools[{i}].parameters": f"{place}.input_schema", f"tools[{i}]": place}
+        has_format = self._body.output_config is not None and self._body.output_config.format is not None
+        form = "output_config.format" if has_format else "output_format"
+        names |= {f"constraint.{kind}": "tools" for kind in ("tool_calls.functions", "tool_calls")}
+        names |= {"constraint.json_schema": f"{form}.schema", "constraint": form}
+        return {
+            **self._conversation.places,
+            **names,
+            "stop": "stop_sequences",
+            "max_reasoning_tokens": "thinking.budget_tokens",
+        }
+
+    def tokenize_request(self) -> inference_pb2.TokenizeRequest:
+        """The request that counts its tokens."""
+        conversation = inference_pb2.Conversation(messages=self.messages, tools=self.tools)
+        return inference_pb2.TokenizeRequest(model=self._body.model, conversation=conversation)
+
+
+def to_request(body: MessagesBody, prompt: Prompt) -> inference_pb2.ChatRequest:
+    """The request of a message.
+
+    Raises:
+        InvalidArgument: a value that is not served.
+    """
+    sampling = SamplingBody.model_construct(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        seed=body.seed,
+        stop=body.stop_sequences,
+        response_format=_format(body),
+    )
+    params = to_params(sampling, max_tokens=body.max_tokens, logprobs=None)
+    request = inference_pb2.ChatRequest(
+        model=body.model,
+        messages=prompt.messages,
+        params=params,
+        priority=body.priority or 0,
+        tools=prompt.tools,
+        tool_choice=_choice(body.tool_choice),
+        continue_final_message=prompt.is_begun,
+        has_optional_switches=True,
+    )
+    if body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is not None:
+        request.parallel_tool_calls = not body.tool_choice.disable_parallel_tool_use
+    _set_thinking(request, body)
+    return request
+
+
+def _set_thinking(request: inference_pb2.ChatRequest, body: MessagesBody) -> None:
+    """Whether the model shall think, and for how long. Without a word of it the model does as it does."""
+    thinking = body.thinking
+    if thinking is not None:
+        if thinking.type not in _THINKING:
+            known = ", ".join(_THINKING)
+            raise unsupported("thinking.type", f"{thinking.type[:32]!r} is none of {known}")
+        request.chat_template_kwargs = json.dumps({"enable_thinking": _THINKING[thinking.type]})
+        if thinking.type == "enabled":
+            if thinking.budget_tokens is None:
+                raise missing("thinking.budget_tokens")
+            request.params.max_reasoning_tokens = thinking.budget_tokens
+    effort = body.output_config.effort if body.output_config is not None else None
+    if effort is not None:
+        if effort not in _EFFORTS:
+            raise unsupported("output_config.effort", f"{effort[:32]!r} is none of {', '.join(_EFFORTS)}")
+        request.reasoning_effort = _EFFORTS[effort]
+
+
+def _format(body: MessagesBody) -> ResponseFormat | None:
+    """A JSON schema that the answer has to match, as OpenAI's API has it."""
+    config = body.output_config
+    place = "output_config.format" if config is not None and config.format is not None else "output_format"
+    form = config.format if config is not None and config.format is not None else body.output_format
+    if form is None:
+        return None
+    if form.type != "json_schema":
+        raise unsupported(f"{place}.type", f"{form.type[:32]!r} is not supported, only 'json_schema' is")
+    if form.schema_ is None:
+        raise missing(f"{place}.schema")
+    schema = JsonSchema.model_construct(name=None, schema_=form.schema_)
+    return ResponseFormat.model_construct(type=form.type, json_schema=schema)
+
+
+def _choice(choice: ToolChoiceParam | None) -> inference_pb2.ToolChoice | None:
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        if not choice.name:
+            raise InvalidArgument("tool_choice: the tool's name is missing", field="tool_choice.name")
+        return inference_pb2.ToolChoice(name=choice.name)
+    if choice.type not in _CHOICES:
+        known = ", ".join((*_CHOICES, "tool"))
+        raise unsupported("tool_choice.type", f"{choice.type[:32]!r} is none of {known}")
+    return inference_pb2.ToolChoice(mode=_CHOICES[choice.type])
+
+
+def _tool(tool: ToolParam, place: str) -> inference_pb2.Tool:
+    if tool.name is None:
+        raise missing(f"{place}.name")
+    if tool.input_schema is None:
+        raise missing(f"{place}.input_schema")
+    return inference_pb2.Tool(
+        name=tool.name,
+        description=tool.description or "",
+        parameters=json_text(tool.input_schema, f"{place}.input_schema"),
+        strict=bool(tool.strict),
+    )
