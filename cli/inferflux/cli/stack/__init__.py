@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .events import EventKind, StackEvent
-from .options import DISK_PATH, MODELS_STORE, THREADS, StackOptions
+from .options import DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
 from .supervisor import Stack, StartError
 
 __all__ = [
     "DISK_PATH",
+    "MMPROJ",
     "MODELS_STORE",
     "THREADS",
     "EventKind",

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted
@@ -48,7 +49,12 @@ class Reports:
             sys.stdout.flush()
 
 
-async def _run(task: Task, say: Reports) -> Report:
+async def run_task(task: Task, say: Reports) -> Report:
+    """Do what a task says.
+
+    Raises:
+        InferFluxError: it cannot be done.
+    """
     folder = StoreFolder(Path(task.store))
     if task.do == "verify":
         return verify(folder, task.name, say, task.gone)
@@ -60,13 +66,14 @@ async def _run(task: Task, say: Reports) -> Report:
         await client.aclose()
 
 
-def main() -> int:
+def main(doing: Callable[[Reports], Coroutine[None, None, Report]] | None = None) -> int:
+    """The process: what it does by default is the task on stdin. How it ended is its last line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_with_parent(signal.SIGKILL)
     os.nice(_NICE)
-    task, say = Task.from_json(sys.stdin.read()), Reports()
+    say = Reports()
     try:
-        report = asyncio.run(_run(task, say))
+        report = asyncio.run(doing(say) if doing else run_task(Task.from_json(sys.stdin.read()), say))
     except InferFluxError as error:
         report = _failed(error)
     except OSError as error:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 from inferflux.common import logs
 from inferflux.common.errors import AlreadyExists, InferFluxError, InvalidArgument, NotFound
-from inferflux.common.model_roles import embeds
 from inferflux.common.model_sources import parse_source
 from inferflux.v1 import model_pb2
 from inferflux.worker.catalog import Wish
 from inferflux.worker.host import Host
 from inferflux.worker.mmproj_file import read_projection
-from inferflux.worker.model_file import ModelFile, ModelFileError, probe_model_file
+from inferflux.worker.model_file import ModelFileError, probe_model_file
 from inferflux.worker.settings import WorkerSettings
 
-from .folder import Manifest, without_projector
+from .folder import Manifest
 from .jobs import StoreJobs
+from .taking import take
 
 log = logs.get("worker.store")
 
@@ -50,7 +48,7 @@ class HostStore:
         await asyncio.to_thread(folder.clean, time.time())
         for manifest in folder.manifests():
             try:
-                file = await _probed(folder.model(manifest.name), manifest)
+                file = await probe_model_file(folder.model(manifest.name) / manifest.files[0].name)
                 await self._host.know(await self._wish(manifest), file)
             except (ModelFileError, InferFluxError) as error:
                 log.error("a model of the store is not served", model=manifest.name, why=str(error))
@@ -126,36 +124,14 @@ class HostStore:
         )
 
     async def _take(self, manifest: Manifest) -> str:
-        """See `Take`. What cannot be served is deleted: another pull would bring the same. A projector that
-        cannot be used leaves its model without one."""
-        folder = self.jobs.folder
-        part, why_blind = folder.part(manifest.name), ""
-        try:
-            file = await _probed(part, manifest)
-            if manifest.projector is not None:
-                why_blind = await self._why_blind(part / manifest.projector.name, file)
-        except ModelFileError as error:
-            await asyncio.to_thread(folder.remove_part, manifest.name)
-            raise InvalidArgument(str(error), field="source", reason="BAD_MODEL_FILE") from None
-        if why_blind:
-            manifest = await asyncio.to_thread(without_projector, part, manifest)
-        folder.commit(manifest.name)
+        """See `Take`."""
+        manifest, why_blind = await take(self.jobs.folder, manifest, self._settings)
         await self._know(manifest)
         return why_blind
 
-    async def _why_blind(self, path: Path, file: ModelFile) -> str:
-        """Why a model cannot have a projector; empty if it can."""
-        if embeds(file.facts.role):
-            return "the model does not generate"
-        try:
-            await self._host.probed_projection(path, file, field="mmproj")
-        except InvalidArgument as error:
-            return error.message
-        return ""
-
     async def _know(self, manifest: Manifest) -> None:
         try:
-            file = await _probed(self.jobs.folder.model(manifest.name), manifest)
+            file = await probe_model_file(self.jobs.folder.model(manifest.name) / manifest.files[0].name)
         except ModelFileError as error:
             raise InvalidArgument(str(error), field="source", reason="BAD_MODEL_FILE") from None
         await self._host.know(await self._wish(manifest), file)
@@ -182,16 +158,3 @@ class HostStore:
             if name in (known.name, *known.wish.aliases):
                 return known.file.path
         return None
-
-
-async def _probed(folder: Path, manifest: Manifest) -> ModelFile:
-    """The model of a manifest. Of several shards the digest is of all, and so is the size.
-
-    Raises:
-        ModelFileError: it cannot be served.
-    """
-    file = await probe_model_file(folder / manifest.files[0].name)
-    if len(manifest.files) == 1:
-        return file
-    digest = hashlib.sha256(f"{file.digest}\n{manifest.digest}".encode()).hexdigest()
-    return replace(file, digest=digest, size_bytes=sum(each.size for each in manifest.files))

@@ -126,21 +126,7 @@ class StoreJobs:
             raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
         self._check_not_many()
         folder.path.mkdir(parents=True, exist_ok=True)
-        settings = self._settings
-        task = Task(
-            "pull",
-            str(folder.path),
-            name,
-            source=request.source,
-            sha256=request.sha256,
-            mmproj=request.mmproj,
-            quota=settings.models_store_bytes,
-            networks=settings.http_allowed_networks,
-            ca=str(settings.http_ca or ""),
-            hugging_face=settings.hf_endpoint,
-            ollama=settings.ollama_endpoint,
-            hf_token=settings.hf_token.get_secret_value(),
-        )
+        task = pull_task(self._settings, folder, request, name)
         log.info("a model is pulled", model=name, source=source.shown)
         return await self._begin(model_pb2.STORE_JOB_KIND_PULL, task, source.shown)
 
@@ -284,6 +270,26 @@ class StoreJobs:
             await asyncio.to_thread(process.wait)
         why = f"its process ended: status {process.returncode}"
         return _failed(Internal(why, reason="STORE_BROKEN"))
+
+
+def pull_task(
+    settings: WorkerSettings, folder: StoreFolder, request: model_pb2.PullRequest, name: str
+) -> Task:
+    """A pull as a child process is told of it."""
+    return Task(
+        "pull",
+        str(folder.path),
+        name,
+        source=request.source,
+        sha256=request.sha256,
+        mmproj=request.mmproj,
+        quota=settings.models_store_bytes,
+        networks=settings.http_allowed_networks,
+        ca=str(settings.http_ca or ""),
+        hugging_face=settings.hf_endpoint,
+        ollama=settings.ollama_endpoint,
+        hf_token=settings.hf_token.get_secret_value(),
+    )
 
 
 def _has_projector(manifest: Manifest, which: str) -> bool:

@@ -57,7 +57,6 @@ async def pull(task: Task, store: StoreFolder, client: HttpClient, say: Say) -> 
             total=manifest.size,
             has_ended=True,
             digest=manifest.digest,
-            first_file=files[0].name,
         )
 
 

@@ -54,6 +54,7 @@ class Report:
     Attributes:
         done, total: bytes; 0: not known.
         has_ended: this is the last one.
+        name, paths: of a model that is one of the store: its file, and its projector if it has one.
         differing: models of which a file differs.
         code: a google.rpc.Code; 0: nothing failed.
     """
@@ -63,7 +64,8 @@ class Report:
     doing: str = ""
     has_ended: bool = False
     digest: str = ""
-    first_file: str = ""
+    name: str = ""
+    paths: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
     code: int = 0
     reason: str = ""
@@ -76,4 +78,4 @@ class Report:
     @classmethod
     def from_json(cls, line: bytes) -> Report:
         said: dict[str, Any] = json.loads(line)
-        return cls(**(said | {"differing": tuple(said["differing"])}))
+        return cls(**(said | {key: tuple(said[key]) for key in ("paths", "differing")}))

@@ -1,0 +1,74 @@
+"""Pulls a model into the store of this machine before a worker serves it: for `inferctl up`.
+
+    INFERFLUX_MODELS_STORE=FOLDER python -m inferflux.worker.store.local SOURCE|NAME
+
+It writes `Report`s, a line each. A model that the store has is not pulled again.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from inferflux.common.checks import check_model_name
+from inferflux.common.errors import AlreadyExists, InvalidArgument, NotFound
+from inferflux.common.model_sources import parse_source
+from inferflux.common.settings import load
+from inferflux.v1 import model_pb2
+from inferflux.worker.settings import WorkerSettings
+
+from .__main__ import Reports, main, run_task
+from .folder import Manifest, StoreFolder, read_manifest
+from .jobs import pull_task
+from .taking import take
+from .task import Report
+
+
+async def _pulled(wanted: str, settings: WorkerSettings, say: Reports) -> Report:
+    """The model of the store that is called so, or is of this source; it is pulled where the store lacks it.
+
+    Raises:
+        InferFluxError: it cannot be had.
+    """
+    if settings.models_store is None:
+        raise InvalidArgument("INFERFLUX_MODELS_STORE names no folder", field="INFERFLUX_MODELS_STORE")
+    folder = StoreFolder(settings.models_store)
+    if (named := folder.get(wanted)) is not None:
+        return _found(folder, named)
+    try:
+        source = parse_source(wanted)
+    except InvalidArgument as error:
+        names = ", ".join(manifest.name for manifest in folder.manifests())
+        message = f"{error.message}; models of the store: {names or 'none'}"
+        raise NotFound(message, reason="UNKNOWN_MODEL") from None
+    check_model_name(source.name, field="name")
+    there = folder.get(source.name)
+    if there is not None and there.source != source.shown:
+        message = f"the store has {source.name!r} of {there.source}: `inferctl models rm` removes it"
+        raise AlreadyExists(message, reason="MODEL_NAME_TAKEN")
+    if there is not None:
+        return _found(folder, there)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    request = model_pb2.PullRequest(source=wanted)
+    await run_task(pull_task(settings, folder, request, source.name), say)
+    say(Report(doing="reading its head"))
+    with folder.pulling(source.name) as parts:
+        manifest, why_blind = await take(folder, read_manifest(parts), settings)
+    return _found(folder, manifest, f"without its projector: {why_blind}" if why_blind else "")
+
+
+def _found(folder: StoreFolder, manifest: Manifest, message: str = "") -> Report:
+    place = folder.model(manifest.name)
+    files = [manifest.files[0], *([manifest.projector] if manifest.projector else [])]
+    return Report(
+        done=manifest.size,
+        total=manifest.size,
+        has_ended=True,
+        digest=manifest.digest,
+        paths=tuple(str(place / file.name) for file in files),
+        name=manifest.name,
+        message=message,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda say: _pulled(sys.argv[1], load(WorkerSettings), say)))
