@@ -169,3 +169,18 @@ def test_http_says_field_reason_and_delay(
     http = errors.to_http(error)
     assert http.headers == headers
     assert (http.body["error"]["param"], http.body["error"]["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-proj-0123456789abcdef",
+        "ifx_0123456789abcdef",
+        "hf_abcdefghijkl",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIi.x",
+    ],
+)
+def test_an_error_does_not_repeat_a_key_that_was_put_into_the_wrong_field(key: str) -> None:
+    error = errors.NotFound(f"there is no model {key!r}: GET /v1/models tells which there are")
+    assert key not in str(error)
+    assert error.message == "there is no model '[a key]': GET /v1/models tells which there are"

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.openai.bodies import TokenizeBody
+from inferflux.gateway.http.reading import parse
 from inferflux.gateway.off_loop import LARGE_BYTES, off_loop_if_large
 
 

@@ -7,11 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from inferflux.gateway.http import generate
-from inferflux.gateway.http.bodies import parse
+from inferflux.gateway.http import generate, reading
 from inferflux.gateway.http.exchange import to_json
+from inferflux.gateway.http.reading import BodyReader, parse
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.off_loop import LARGE_BYTES
+
+
+class Named:
+    async def meant(self, name: str, _role: int) -> str:
+        return name
 
 
 @pytest.mark.parametrize(("n_bytes", "is_on_loop"), [(0, True), (LARGE_BYTES, False)])
@@ -24,8 +29,8 @@ async def test_only_a_large_message_is_parsed_by_another_thread(
         threads.append(threading.current_thread() is threading.main_thread())
         return parse(kind, data)
 
-    monkeypatch.setattr(generate, "parse", noted)
+    monkeypatch.setattr(reading, "parse", noted)
     data = to_json({"model": "m", "prompt": "a" * (n_bytes + 1)})
-    _, asked = await generate.read(data, cast("ModelRegistry", None))
+    _, asked = await generate.read(data, BodyReader(cast("ModelRegistry", Named())))
     assert len(asked.prompts[0].SerializeToString()) > n_bytes
     assert threads == [is_on_loop]

@@ -9,7 +9,7 @@ import pytest
 
 from inferflux.common import subjects
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.errors import NotFound, Unavailable
+from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.known_workers import MAX_WORKERS
 from inferflux.gateway.hosts import LIVE_S
 from inferflux.gateway.models import REMEMBERED_S, ModelRegistry, ModelTable
@@ -213,3 +213,50 @@ async def test_a_gateway_that_knows_no_model_at_all_does_not_say_that_there_is_n
     with pytest.raises(NotFound):
         await registry.card("a")
     await bus.close()
+
+
+EMBEDDING = model_pb2.MODEL_ROLE_EMBEDDING
+GENERATION = model_pb2.MODEL_ROLE_GENERATION
+
+
+def serving(*models: str, takes_any_name: bool, role: int = GENERATION) -> ModelRegistry:
+    """A registry that has listened for long enough."""
+    connected = SimpleNamespace(check_connection=lambda: asyncio.sleep(0))
+    registry = ModelRegistry(
+        connected,  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+        takes_any_name=takes_any_name,
+        clock=lambda: 0.0,
+    )
+    registry._listening_since = -10.0
+    for i, name in enumerate(models):
+        status = beat(f"w{i}", name)
+        status.models[0].role = role  # type: ignore[assignment]
+        registry.table.note(status, 0.0)
+    return registry
+
+
+@pytest.mark.parametrize("takes_any_name", [False, True])
+@pytest.mark.parametrize("name", ["", "gpt-4o"])
+async def test_the_only_model_is_meant_without_a_name_and_by_any_name_where_that_is_set(
+    *, takes_any_name: bool, name: str
+) -> None:
+    registry = serving("only", takes_any_name=takes_any_name)
+    meant = name if name and not takes_any_name else "only"
+    assert await registry.meant(name, GENERATION) == meant
+    assert await registry.meant("only", GENERATION) == "only"
+
+
+async def test_an_unknown_name_means_nothing_beside_several_models() -> None:
+    registry = serving("a", "b", takes_any_name=True)
+    assert await registry.meant("gpt-4o", GENERATION) == "gpt-4o"
+    assert await registry.meant("b", GENERATION) == "b"
+    with pytest.raises(InvalidArgument) as caught:
+        await registry.meant("", GENERATION)
+    assert caught.value.field == "model"
+
+
+async def test_a_model_for_something_else_is_not_meant() -> None:
+    registry = serving("minilm", takes_any_name=True, role=EMBEDDING)
+    assert await registry.meant("gpt-4o", GENERATION) == "gpt-4o"
+    assert await registry.meant("text-embedding-3-small", EMBEDDING) == "minilm"

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.gateway.http.answering import of_choice_context
-from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.errors import in_words_of, path_of
 from inferflux.gateway.http.openai import chat
 from inferflux.gateway.http.openai.answers import Head
-from inferflux.gateway.http.openai.bodies import ChatBody
+from inferflux.gateway.http.openai.bodies import ChatBody, StreamOptions
 from inferflux.gateway.http.openai.params import priority_of, tier_of
+from inferflux.gateway.http.reading import parse
 from inferflux.gateway.template_messages import template_tools
 from inferflux.gateway.tools import tool_use_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
@@ -91,7 +91,7 @@ def test_reasoning_is_limited_under_every_name_that_servers_have_for_it(name: st
 
 
 def test_what_was_drafted_is_in_the_last_chunk_and_in_the_answer() -> None:
-    stream = chat.ChatStream(HEAD, n=2, includes_usage=False, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=2, has_logprobs=False)
     answer = chat.ChatAnswer(HEAD, n=2, has_logprobs=False)
     finished = end()
     finished.timings.draft_n, finished.timings.draft_n_accepted = 8, 5
@@ -126,8 +126,9 @@ def test_samplers_have_the_names_of_llamas_server() -> None:
     assert request(dry_sequence_breakers=[]).params.sampling.HasField("dry_sequence_breakers")
 
 
-def test_a_negative_seed_is_a_seed() -> None:
-    assert request(seed=-1).params.sampling.seed == 2**64 - 1
+def test_a_negative_seed_is_a_seed_but_minus_one_is_none() -> None:
+    assert request(seed=-2).params.sampling.seed == 2**64 - 2
+    assert not request(seed=-1).params.sampling.HasField("seed")
 
 
 @pytest.mark.parametrize(("tier", "priority"), [("flex", -5), ("auto", 0), ("default", 0), ("priority", 5)])
@@ -151,9 +152,7 @@ def test_log_probabilities_are_asked_for_with_and_without_alternatives() -> None
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.type"),
-        ({"functions": [{}]}, "functions"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
-        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
         (
             {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
             "messages[0].content[0].type",
@@ -308,7 +307,7 @@ def test_an_error_without_a_field_stays_as_it_is() -> None:
 
 
 def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
-    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=1, has_logprobs=False)
     assert stream.messages(0, tokens_pb2.TokenChunk(started=tokens_pb2.Started())) == []
     first = stream.messages(0, tokens(1, text="a"))
     assert [m["choices"][0]["delta"] for m in first] == [
@@ -324,13 +323,13 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
 
 
 def test_an_empty_answer_has_a_role_and_a_reason() -> None:
-    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=1, has_logprobs=False)
     messages = stream.messages(0, tokens(finished=end()))
     assert [m["choices"][0]["delta"] for m in messages] == [{"role": "assistant", "content": ""}, {}]
 
 
 def test_cached_tokens_are_in_the_usage() -> None:
-    stream = chat.ChatStream(HEAD, n=2, includes_usage=True, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=2, options=StreamOptions(include_usage=True), has_logprobs=False)
     messages = [m for i in (0, 1) for m in stream.messages(i, tokens(1, text="a", finished=end()))]
     assert all(message["usage"] is None for message in messages)
     (last,) = stream.last()
@@ -484,7 +483,7 @@ def call_part(index: int, arguments: str, call_id: str = "", name: str = "") -> 
 def test_reasoning_is_a_field_of_its_own() -> None:
     parts = [Delta(reasoning_content="12"), Delta(reasoning_content=" + 7"), Delta(content="19")]
     whole = chat.ChatAnswer(HEAD, n=1, has_logprobs=False)
-    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=1, has_logprobs=False)
     said = []
     for part in parts:
         whole.add(0, tokens(1, text="raw"), part)
@@ -508,7 +507,7 @@ def test_reasoning_is_a_field_of_its_own() -> None:
 def test_calls_come_name_first_and_end_with_their_own_reason() -> None:
     parts = [call_part(0, "", "a", "f"), call_part(0, "{}"), call_part(1, "{", "b", "g"), call_part(1, "}")]
     whole = chat.ChatAnswer(HEAD, n=1, has_logprobs=False)
-    stream = chat.ChatStream(HEAD, n=1, includes_usage=False, has_logprobs=False)
+    stream = chat.ChatStream(HEAD, n=1, has_logprobs=False)
     said = []
     for part in parts:
         whole.add(0, tokens(1, text="raw"), part)
@@ -597,3 +596,82 @@ def test_sounds_are_parts_and_are_named_as_clients_have_them() -> None:
 def test_a_part_that_is_no_sound_is_named(sound: dict[str, Any], field: str) -> None:
     part = {"type": "input_audio", **sound}
     assert refusal(messages=[{"role": "user", "content": [part]}]).field == field
+
+
+OLD_FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+
+
+def test_functions_of_older_clients_are_tools() -> None:
+    old = request(functions=[OLD_FUNCTION], function_call={"name": "f"})
+    tool = {"type": "function", "function": OLD_FUNCTION}
+    choice = {"type": "function", "function": {"name": "f"}}
+    assert old == request(tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+
+
+def test_a_call_of_an_older_client_finds_its_result() -> None:
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "3"},
+    ]
+    _, call, result = request(messages=said, functions=[OLD_FUNCTION]).messages
+    assert (call.tool_calls[0].name, result.role, result.content) == ("f", "tool", "3")
+    assert result.tool_call_id == call.tool_calls[0].id != ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"functions": [{}]}, "functions[0].name"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name"),
+    ],
+)
+def test_a_function_of_an_older_client_needs_a_name(fields: dict[str, Any], field: str) -> None:
+    assert refusal(**fields).field == field
+
+
+def test_an_older_client_gets_its_call_whole_and_in_parts() -> None:
+    parts = [call_part(0, "", "call_1", "f"), call_part(0, '{"a":'), call_part(0, "1}")]
+    answer = chat.ChatAnswer(HEAD, n=1, has_logprobs=False, is_legacy=True)
+    stream = chat.ChatStream(HEAD, n=1, has_logprobs=False, is_legacy=True)
+    messages = []
+    for i, part in enumerate(parts):
+        given = tokens(i, finished=end() if part is parts[-1] else None)
+        answer.add(0, given, part)
+        messages += stream.messages(0, given, part)
+    choice = answer.to_json()["choices"][0]
+    assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"a":1}'}
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == messages[-1]["choices"][0]["finish_reason"] == "function_call"
+    deltas = [m["choices"][0]["delta"].get("function_call", {}) for m in messages]
+    assert "".join(delta.get("arguments", "") for delta in deltas) == '{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        ({"content": None}, ""),
+        ({}, ""),
+        ({"content": None, "refusal": "no"}, "no"),
+        ({"content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        ({"content": "a", "tool_calls": [], "function_call": None, "audio": None, "annotations": []}, "a"),
+        ({"content": None, "reasoning_content": "hm"}, ""),
+        ({"content": "a", "reasoning": "hm", "x": 1}, "a"),
+    ],
+)
+def test_an_answer_can_be_sent_back_as_it_came(message: dict[str, Any], content: str) -> None:
+    (made,) = request(messages=[{"role": "assistant", **message}]).messages
+    assert made.content == content
+    assert made.reasoning_content == message.get("reasoning_content", message.get("reasoning", ""))
+
+
+def test_the_usage_comes_with_every_chunk_where_it_is_asked_for() -> None:
+    head = Head("chatcmpl-1", "demo", 7)
+    head.know("digest", 10)
+    options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+    stream = chat.ChatStream(head, n=1, has_logprobs=False, options=options)
+    first = stream.messages(0, tokens(1, text="a"))[-1]
+    second = stream.messages(0, tokens(2, 3, text="b"))[-1]
+    assert [m["usage"]["completion_tokens"] for m in (first, second)] == [1, 3]
+    assert second["usage"]["total_tokens"] == 13
+    assert second["system_fingerprint"].startswith("fp_")

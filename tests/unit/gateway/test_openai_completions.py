@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.openai import completions, tokens
 from inferflux.gateway.http.openai.answers import Head
-from inferflux.gateway.http.openai.bodies import CompletionBody, DetokenizeBody, TokenizeBody
+from inferflux.gateway.http.openai.bodies import CompletionBody, DetokenizeBody, StreamOptions, TokenizeBody
+from inferflux.gateway.http.reading import parse
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 HEAD = Head("cmpl-1", "demo", 7)
@@ -77,9 +77,9 @@ def test_an_answer_has_sixteen_tokens_where_nothing_is_said() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"suffix": "the end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"echo": True, "suffix": "b"}, "suffix"),
+        ({"prompt": [1, 2], "suffix": "b"}, "suffix"),
     ],
 )
 def test_a_value_that_is_not_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
@@ -93,7 +93,7 @@ def test_best_of_as_many_as_are_given_passes() -> None:
 
 
 def test_an_echo_precedes_the_text_once() -> None:
-    stream = completions.CompletionStream(shape("once "), includes_usage=False)
+    stream = completions.CompletionStream(shape("once "))
     messages = [m for c in (chunk("upon "), chunk("a", is_last=True)) for m in stream.messages(0, c)]
     assert [m["choices"][0]["text"] for m in messages] == ["once upon ", "a"]
     assert [m["choices"][0]["finish_reason"] for m in messages] == [None, "length"]
@@ -126,15 +126,15 @@ def test_log_probabilities_say_where_each_token_begins() -> None:
 
 
 def test_a_stream_ends_with_the_usage_where_it_is_wanted() -> None:
-    stream = completions.CompletionStream(shape(), includes_usage=True)
+    stream = completions.CompletionStream(shape(), options=StreamOptions(include_usage=True))
     (message,) = stream.messages(0, chunk("a", is_last=True))
     assert message["usage"] is None
     assert stream.last()[0]["usage"]["total_tokens"] == 7
-    assert completions.CompletionStream(shape(), includes_usage=False).last() == []
+    assert completions.CompletionStream(shape()).last() == []
 
 
 def test_a_token_without_text_says_nothing_yet() -> None:
-    stream = completions.CompletionStream(shape(), includes_usage=False)
+    stream = completions.CompletionStream(shape())
     assert stream.messages(0, chunk("")) == []
 
 

@@ -10,11 +10,11 @@ import pytest
 from harness.projectors import picture, tone
 
 from inferflux.common.errors import InvalidArgument, Unavailable, to_http
-from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.errors import in_words_of
 from inferflux.gateway.http.openai import generate, responses
 from inferflux.gateway.http.openai.bodies import GenerateBody, ResponsesBody
 from inferflux.gateway.http.openapi import OPERATIONS, document, page
+from inferflux.gateway.http.reading import parse
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 
@@ -74,9 +74,9 @@ def test_an_input_is_a_text_or_messages_after_the_instructions() -> None:
         ),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "most"}, "truncation"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
@@ -240,7 +240,7 @@ def test_events_are_numbered_and_end_with_the_response() -> None:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [e["delta"] for e in events if e["type"] == "response.output_text.delta"] == ["a", "b"]
     assert events[-1]["type"] == "response.incomplete"
-    assert events[-1]["response"]["text"] == {"format": {"type": "json_object"}}
+    assert events[-1]["response"]["text"]["format"] == {"type": "json_object"}
     part = events[-1]["response"]["output"][0]["content"][0]
     assert [entry["token"] for entry in part["logprobs"]] == ["a"]
 
@@ -273,7 +273,7 @@ def test_a_response_that_fails_says_why() -> None:
 
 
 def generate_request(**fields: Any) -> inference_pb2.GenerateRequest | inference_pb2.ChatRequest:
-    return generate.to_request(parse(GenerateBody, json.dumps(fields).encode()), default_model="only")
+    return generate.to_request(parse(GenerateBody, json.dumps({"model": "only", **fields}).encode()))
 
 
 def test_a_prompt_or_a_conversation_is_generated_from() -> None:
@@ -381,3 +381,78 @@ def test_reasoning_text_and_calls_are_items_one_after_the_other() -> None:
         "response.function_call_arguments.done",
         "response.output_item.done",
     ]
+
+
+HOSTED = [
+    {"type": "web_search", "filters": {"allowed_domains": ["a.org"]}},
+    {"type": "function", "name": "f", "parameters": {"type": "object"}},
+    {"type": "mcp", "server_label": "x", "server_url": "https://x"},
+    {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
+    {"type": "local_shell"},
+    {"type": "namespace", "name": "n", "description": "d", "tools": []},
+    {"type": "function", "name": "g"},
+]
+
+
+def test_hosted_tools_are_skipped_and_the_answer_says_so() -> None:
+    asked = body(tools=HOSTED, metadata={"a": "b"})
+    assert [tool.name for tool in responses.to_request(asked).tools] == ["f", "g"]
+    said = responses.ResponseHead("1", 7, asked).to_json("in_progress", [])
+    skipped = "custom, local_shell, mcp, namespace, web_search"
+    assert said["metadata"] == {"a": "b", "inferflux_skipped_tools": skipped}
+    error = in_words_of(InvalidArgument("x", field="tools[1].name"), responses.field_names(asked))
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "tools[6].name"
+
+
+def test_hosted_tools_alone_leave_no_choice() -> None:
+    made = request(tools=[{"type": "web_search"}], tool_choice="auto")
+    assert not made.tools
+    assert not made.HasField("tool_choice")
+
+
+def test_what_codex_sends_becomes_one_conversation() -> None:
+    """As Codex CLI puts a turn together, with what hosted tools left in it."""
+    text = {"type": "input_text"}
+    made = request(
+        instructions="You are Codex.",
+        input=[
+            {"type": "message", "role": "developer", "content": [{**text, "text": "Sandboxed."}]},
+            {"type": "message", "role": "user", "content": [{**text, "text": "List files."}]},
+            {
+                "type": "reasoning",
+                "id": "rs_1",
+                "summary": [{"type": "summary_text", "text": "ls"}],
+                "content": None,
+                "encrypted_content": None,
+            },
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+            {"type": "function_call", "name": "shell", "arguments": '{"command": ["ls', "call_id": "c1"},
+            {"type": "function_call_output", "call_id": "c1", "output": [{**text, "text": "a.txt"}]},
+            {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin", "call_id": "c2"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": "done"},
+            {"type": "local_shell_call", "call_id": "c3", "action": {"type": "exec", "command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "c3", "output": "a.txt"},
+        ],
+        tools=HOSTED,
+        tool_choice="auto",
+        parallel_tool_calls=False,
+        reasoning={"effort": None, "summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        text={"verbosity": "low"},
+        client_metadata={"a": "b"},
+    )
+    roles = ["developer", "user", "assistant", "tool", "assistant", "tool", "assistant", "tool"]
+    assert [message.role for message in made.messages] == roles
+    assert made.messages[0].content == "You are Codex.\n\nSandboxed."
+    assert made.messages[2].reasoning_content == "ls"
+    called = [message.tool_calls[0] for message in made.messages if message.tool_calls]
+    assert [(call.id, call.name) for call in called] == [
+        ("c1", "shell"),
+        ("c2", "apply_patch"),
+        ("c3", "local_shell"),
+    ]
+    assert json.loads(called[1].arguments) == {"input": "*** Begin"}

@@ -13,7 +13,6 @@ from google.protobuf.message_factory import GetMessageClass
 from inferflux.gateway.http import docs_page, routes
 from inferflux.gateway.http.anthropic.bodies import MessagesBody, PromptBody
 from inferflux.gateway.http.anthropic.request import Prompt, to_request
-from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.message_json import parse_message
 from inferflux.gateway.http.openai import (
@@ -28,6 +27,7 @@ from inferflux.gateway.http.openai import (
 )
 from inferflux.gateway.http.openapi import document, page
 from inferflux.gateway.http.openapi_fields import EXAMPLES, MEANINGS
+from inferflux.gateway.http.reading import parse
 from inferflux.gateway.rules import ADMIN_METHODS
 
 
@@ -46,13 +46,11 @@ def test_every_field_of_a_body_is_explained(body: str) -> None:
 
 def test_fields_that_are_always_refused_are_left_out_and_others_list_what_is_served() -> None:
     fields = fields_of("ChatBody")
-    assert not {"functions", "audio", "prediction", "reasoning_effort"} & fields.keys()
-    assert fields["store"]["enum"] == [False, None]
+    assert not {"audio", "moderation", "web_search_options"} & fields.keys()
+    assert fields["modalities"]["enum"] == [["text"], None]
     assert "max_tokens" in fields
-    assert "function_call" not in fields_of("Message")
-    assert fields_of("StreamOptions").keys() == {"include_usage"}
     fields = fields_of("ResponsesBody")
-    assert fields["truncation"]["enum"] == ["disabled", None]
+    assert fields["truncation"]["enum"] == ["disabled", "auto", None]
     assert not {path for path in served.RESPONSE if path.startswith("max_")} & fields.keys()
 
 
@@ -61,7 +59,7 @@ def test_each_example_of_inference_can_be_sent() -> None:
     chat.to_request(parse(bodies.ChatBody, example["/v1/chat/completions"]))
     completions.to_requests(parse(bodies.CompletionBody, example["/v1/completions"]))
     responses.to_request(parse(bodies.ResponsesBody, example["/v1/responses"]))
-    generate.to_request(parse(bodies.GenerateBody, example["/generate"]), default_model="m")
+    generate.to_request(parse(bodies.GenerateBody, example["/generate"]))
     tokens.to_tokenize(parse(bodies.TokenizeBody, example["/v1/tokenize"]))
     tokens.to_detokenize(parse(bodies.DetokenizeBody, example["/v1/detokenize"]))
     embeddings.to_embed(parse(bodies.EmbeddingsBody, example["/v1/embeddings"]))

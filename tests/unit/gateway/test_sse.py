@@ -25,7 +25,7 @@ class Client:
 
 async def test_a_comment_is_sent_only_while_nothing_else_is() -> None:
     client = Client()
-    events = ChatStream(Head("1", "demo", 7), n=1, includes_usage=False, has_logprobs=False)
+    events = ChatStream(Head("1", "demo", 7), n=1, has_logprobs=False)
     stream = EventStream(Exchange({"headers": []}, client.receive, client.send), events)
     await stream.on_idle()
     await stream.send([{"a": 1}])

@@ -13,6 +13,7 @@ from inferflux.common.calls import CallContext
 from inferflux.common.errors import Unauthenticated
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.http.endpoint import Edge
+from inferflux.gateway.http.reading import BodyReader
 from inferflux.gateway.http.websocket import WebSocketEndpoint
 
 
@@ -44,12 +45,18 @@ class Client:
             raise OSError("the client is gone")
 
 
+class Named:
+    async def meant(self, name: str, _role: int) -> str:
+        return name
+
+
 async def test_a_request_whose_client_left_before_it_was_queued_has_its_line() -> None:
     async def admit(_scope: str, _context: CallContext) -> Caller:
         return Caller("acme", "key_0")
 
     trail, client, unused = Trail(), Client(), cast("Any", None)
-    endpoint = WebSocketEndpoint(Edge(admit, unused, trail, send_limit_s=5), unused, unused)
+    bodies = BodyReader(cast("Any", Named()))
+    endpoint = WebSocketEndpoint(Edge(admit, unused, trail, send_limit_s=5), unused, bodies)
     await endpoint({"type": "websocket", "headers": []}, client.receive, client.send)
     (line,) = trail.lines
     assert (line["event"], line["tenant"], line["method"]) == ("call", "acme", "WEBSOCKET /generate")

@@ -165,6 +165,8 @@ def plan(
         listen = {
             "INFERFLUX_GATEWAY_LISTEN": f"{LOOPBACK}:{port}",
             "INFERFLUX_GATEWAY_HTTP_LISTEN": f"{LOOPBACK}:{http}",
+            # Tools that were written for another server ask for its models.
+            "INFERFLUX_GATEWAY_ANY_MODEL": "true",
         }
         return service("gateway", {**listen, **proof, **_zone(options, index)}, name, "gateway")
 

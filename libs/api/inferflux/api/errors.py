@@ -19,6 +19,7 @@ failed, `from_failed` out of a token stream.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -30,6 +31,16 @@ if TYPE_CHECKING:
 _DETAILS = "grpc-status-details-bin"
 # How the names begin of what the caller is told beside the error.
 _TOLD = ("x-ratelimit-", "x-inferflux-")
+
+
+# How keys of services begin: ours, OpenAI's, Anthropic's, Hugging Face's, Groq's, xAI's, Google's, GitHub's,
+# and tokens of OpenID Connect.
+_KEY = re.compile(r"\b(?:(?:sk|ifx|hf|gsk|xai|ghp|gho|pat)[-_]|AIza|eyJ)[\w.-]{8,}")
+
+
+def without_keys(text: str) -> str:
+    """A text with what looks like a key of a service left out: it was put into the wrong field."""
+    return _KEY.sub("[a key]", text)
 
 
 class FailedCall(Protocol):
@@ -50,6 +61,7 @@ class InferFluxError(Exception):
     http_type: ClassVar[str] = "server_error"
 
     def __init__(self, message: str, *, reason: str = "", retry_delay_s: float | None = None) -> None:
+        message = without_keys(message)
         super().__init__(message)
         self.message = message
         self.reason = reason or self.default_reason

@@ -827,6 +827,50 @@ class StructuredConstraint(_message.Message):
 Global___StructuredConstraint: _TypeAlias = StructuredConstraint  # noqa: Y015
 
 @_typing.final
+class TextBias(_message.Message):
+    """A bias of every token that a text has; the text is tokenized by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    bias: _builtins.float
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextBias: _TypeAlias = TextBias  # noqa: Y015
+
+@_typing.final
+class TokenRun(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenRun: _TypeAlias = TokenRun  # noqa: Y015
+
+@_typing.final
 class GenerationParams(_message.Message):
     """When a generation ends, and how tokens are drawn until then."""
 
@@ -841,6 +885,11 @@ class GenerationParams(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     MAX_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    TEXT_BIAS_FIELD_NUMBER: _builtins.int
+    BANNED_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """At most this many new tokens; unset means up to the end of the context."""
     ignore_eos: _builtins.bool
@@ -851,6 +900,14 @@ class GenerationParams(_message.Message):
     """At most this many tokens of reasoning: then it is closed, in the model's own markers, and the answer follows."""
     deterministic: _builtins.bool
     """The same tokens whatever else is cached or runs, at the price of speed; unset: as the key or the model is set."""
+    prompt_logprobs: _builtins.int
+    """Report the log-probability of every token of the prompt, with this many alternatives. All of the prompt is then
+    computed, whatever is cached of it.
+    """
+    min_tokens: _builtins.int
+    """Neither an end-of-generation token nor a stop token is drawn before this many tokens, and stop strings count from
+    there on. Not together with a constraint.
+    """
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
@@ -865,6 +922,20 @@ class GenerationParams(_message.Message):
     def constraint(self) -> Global___StructuredConstraint:
         """The answer ends where it says, or is cut by max_tokens: not together with stop, stop_token_ids and ignore_eos."""
 
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that are not said: the last token of each way to spell one, alone or after a blank, is not drawn after the
+        others.
+        """
+
+    @_builtins.property
+    def text_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextBias]:
+        """Beside `logit_bias`."""
+
+    @_builtins.property
+    def banned(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenRun]:
+        """Not a client's to set: `bad_words` are."""
+
     def __init__(
         self,
         *,
@@ -877,10 +948,15 @@ class GenerationParams(_message.Message):
         speculation: Global___Speculation.ValueType = ...,
         max_reasoning_tokens: _builtins.int | None = ...,
         deterministic: _builtins.bool | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        min_tokens: _builtins.int = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
+        text_bias: _abc.Iterable[Global___TextBias] | None = ...,
+        banned: _abc.Iterable[Global___TokenRun] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "constraint", b"constraint", "deterministic", b"deterministic", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "_prompt_logprobs", b"_prompt_logprobs", "constraint", b"constraint", "deterministic", b"deterministic", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "constraint", b"constraint", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "_max_reasoning_tokens", b"_max_reasoning_tokens", "_max_tokens", b"_max_tokens", "_prompt_logprobs", b"_prompt_logprobs", "bad_words", b"bad_words", "banned", b"banned", "constraint", b"constraint", "deterministic", b"deterministic", "ignore_eos", b"ignore_eos", "max_reasoning_tokens", b"max_reasoning_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text_bias", b"text_bias"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deterministic: _TypeAlias = _typing.Literal["deterministic"]  # noqa: Y015
     _WhichOneofArgType__deterministic: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic"]  # noqa: Y015
@@ -888,12 +964,16 @@ class GenerationParams(_message.Message):
     _WhichOneofArgType__max_reasoning_tokens: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deterministic) -> _WhichOneofReturnType__deterministic | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_reasoning_tokens) -> _WhichOneofReturnType__max_reasoning_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___GenerationParams: _TypeAlias = GenerationParams  # noqa: Y015
 

@@ -486,6 +486,7 @@ class GenerateRequest(_message.Message):
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
     SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     text_bytes: _builtins.bytes
@@ -498,6 +499,10 @@ class GenerateRequest(_message.Message):
     """As in ChatRequest."""
     adapter: _builtins.str
     """As in ChatRequest."""
+    suffix: _builtins.str
+    """What follows the answer, which fills the gap after the prompt's text. The model's vocabulary has to have tokens
+    for that.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -514,13 +519,19 @@ class GenerateRequest(_message.Message):
         resume_window_s: _builtins.int = ...,
         skip_answer_cache: _builtins.bool = ...,
         adapter: _builtins.str = ...,
+        suffix: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "prompt", b"prompt", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_suffix", b"_suffix", "params", b"params", "prompt", b"prompt", "suffix", b"suffix", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_suffix", b"_suffix", "adapter", b"adapter", "model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "suffix", b"suffix", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__suffix: _TypeAlias = _typing.Literal["suffix"]  # noqa: Y015
+    _WhichOneofArgType__suffix: _TypeAlias = _typing.Literal["_suffix", b"_suffix"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "text_bytes", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__suffix) -> _WhichOneofReturnType__suffix | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015

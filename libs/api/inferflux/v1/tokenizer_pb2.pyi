@@ -53,6 +53,8 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     """How many tokens images have cannot be found out."""
     TOKENIZER_FAULT_BAD_AUDIO: _TokenizerFault.ValueType  # 113
     """The projector cannot take a sound of this length."""
+    TOKENIZER_FAULT_NO_INFILL: _TokenizerFault.ValueType  # 200
+    """The vocabulary has no tokens to fill gaps with."""
 
 class TokenizerFault(_TokenizerFault, metaclass=_TokenizerFaultEnumTypeWrapper): ...
 
@@ -82,6 +84,8 @@ TOKENIZER_FAULT_BAD_PROJECTOR: TokenizerFault.ValueType  # 112
 """How many tokens images have cannot be found out."""
 TOKENIZER_FAULT_BAD_AUDIO: TokenizerFault.ValueType  # 113
 """The projector cannot take a sound of this length."""
+TOKENIZER_FAULT_NO_INFILL: TokenizerFault.ValueType  # 200
+"""The vocabulary has no tokens to fill gaps with."""
 Global___TokenizerFault: _TypeAlias = TokenizerFault  # noqa: Y015
 
 @_typing.final
@@ -257,10 +261,13 @@ class TokenizeTexts(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    IS_BARE_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     """Of a reranker: each text is tokenized as an answer to this."""
     truncate: _builtins.bool
     """Cut what is longer than the context."""
+    is_bare: _builtins.bool
+    """Add nothing before and after a text."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -269,16 +276,41 @@ class TokenizeTexts(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         query: _builtins.str | None = ...,
         truncate: _builtins.bool = ...,
+        is_bare: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_query", b"_query", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_query", b"_query", "query", b"query", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_query", b"_query", "is_bare", b"is_bare", "query", b"query", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__query: _TypeAlias = _typing.Literal["query"]  # noqa: Y015
     _WhichOneofArgType__query: _TypeAlias = _typing.Literal["_query", b"_query"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__query) -> _WhichOneofReturnType__query | None: ...
 
 Global___TokenizeTexts: _TypeAlias = TokenizeTexts  # noqa: Y015
+
+@_typing.final
+class TokenizeGap(_message.Message):
+    """The prompt of an answer that fills the gap between two texts, in the vocabulary's own tokens for that."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    SUFFIX_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    suffix: _builtins.str
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        suffix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "suffix", b"suffix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeGap: _TypeAlias = TokenizeGap  # noqa: Y015
 
 @_typing.final
 class DetokenizeIds(_message.Message):
@@ -315,6 +347,7 @@ class TokenizerRequest(_message.Message):
     COMPILE_FIELD_NUMBER: _builtins.int
     DETOKENIZE_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     digest: _builtins.str
     """Of the model whose tokenizer is meant."""
@@ -332,6 +365,8 @@ class TokenizerRequest(_message.Message):
     def detokenize(self) -> Global___DetokenizeIds: ...
     @_builtins.property
     def texts(self) -> Global___TokenizeTexts: ...
+    @_builtins.property
+    def gap(self) -> Global___TokenizeGap: ...
     def __init__(
         self,
         *,
@@ -344,12 +379,13 @@ class TokenizerRequest(_message.Message):
         compile: Global___CompileConstraint | None = ...,
         detokenize: Global___DetokenizeIds | None = ...,
         texts: Global___TokenizeTexts | None = ...,
+        gap: Global___TokenizeGap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "detokenize", b"detokenize", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "detokenize", b"detokenize", "gap", b"gap", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "detokenize", b"detokenize", "digest", b"digest", "id", b"id", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "detokenize", b"detokenize", "digest", b"digest", "gap", b"gap", "id", b"id", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile", "detokenize", "texts"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile", "detokenize", "texts", "gap"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 

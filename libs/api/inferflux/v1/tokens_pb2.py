@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/tokens.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.inferflux.v1.TokenLogprob\"4\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x18\n\x10\x65xpected_wait_ms\x18\x02 \x01(\x01\"\x87\x01\n\x07Started\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x33\n\x12\x63\x61\x63hed_prompt_tier\x18\x03 \x01(\x0e\x32\x17.inferflux.v1.CacheTier\x12\x16\n\rprompt_tokens\x18\xbe\x01 \x01(\r\"\x91\x01\n\x08\x46inished\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.inferflux.v1.FinishReason\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12&\n\x07timings\x18\x03 \x01(\x0b\x32\x15.inferflux.v1.Timings\x12\r\n\x04stop\x18\xbe\x01 \x01(\t\"^\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_delay_ms\x18\x04 \x01(\r\x12\r\n\x05\x66ield\x18\x05 \x01(\t\"\x19\n\x07Vectors\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"\xf9\x03\n\nTokenChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x0c\n\x04text\x18\x05 \x01(\t\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.inferflux.v1.TokenLogprobs\x12&\n\x06queued\x18\x07 \x01(\x0b\x32\x14.inferflux.v1.QueuedH\x00\x12(\n\x07started\x18\x08 \x01(\x0b\x32\x15.inferflux.v1.StartedH\x00\x12*\n\x08\x66inished\x18\t \x01(\x0b\x32\x16.inferflux.v1.FinishedH\x00\x12&\n\x06\x66\x61iled\x18\n \x01(\x0b\x32\x14.inferflux.v1.FailedH\x00\x12\x17\n\x0fsampled_unix_us\x18\x0b \x01(\x03\x12\x12\n\nattempt_id\x18\x0c \x01(\t\x12\x11\n\theld_text\x18\r \x01(\t\x12\r\n\x05model\x18\x0e \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18x \x01(\t\x12\x31\n\ranswer_format\x18\x14 \x01(\x0b\x32\x1a.inferflux.v1.AnswerFormat\x12&\n\x07vectors\x18\x64 \x01(\x0b\x32\x15.inferflux.v1.VectorsB\x07\n\x05\x65vent\"B\n\x0cTokensWanted\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/tokens.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\"O\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12\x0e\n\x05piece\x18\xc8\x01 \x01(\x0c\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.inferflux.v1.TokenLogprob\"4\n\x06Queued\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x18\n\x10\x65xpected_wait_ms\x18\x02 \x01(\x01\"\x87\x01\n\x07Started\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x33\n\x12\x63\x61\x63hed_prompt_tier\x18\x03 \x01(\x0e\x32\x17.inferflux.v1.CacheTier\x12\x16\n\rprompt_tokens\x18\xbe\x01 \x01(\r\"\x91\x01\n\x08\x46inished\x12*\n\x06reason\x18\x01 \x01(\x0e\x32\x1a.inferflux.v1.FinishReason\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.inferflux.v1.Usage\x12&\n\x07timings\x18\x03 \x01(\x0b\x32\x15.inferflux.v1.Timings\x12\r\n\x04stop\x18\xbe\x01 \x01(\t\"^\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_delay_ms\x18\x04 \x01(\r\x12\r\n\x05\x66ield\x18\x05 \x01(\t\"\x19\n\x07Vectors\x12\x0e\n\x06values\x18\x01 \x03(\x0c\"M\n\x0ePromptLogprobs\x12\x0e\n\x06\x63hosen\x18\x01 \x03(\x02\x12\r\n\x05n_top\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x03(\x05\x12\x0b\n\x03top\x18\x04 \x03(\x02\"\xb1\x04\n\nTokenChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x0c\n\x04text\x18\x05 \x01(\t\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.inferflux.v1.TokenLogprobs\x12&\n\x06queued\x18\x07 \x01(\x0b\x32\x14.inferflux.v1.QueuedH\x00\x12(\n\x07started\x18\x08 \x01(\x0b\x32\x15.inferflux.v1.StartedH\x00\x12*\n\x08\x66inished\x18\t \x01(\x0b\x32\x16.inferflux.v1.FinishedH\x00\x12&\n\x06\x66\x61iled\x18\n \x01(\x0b\x32\x14.inferflux.v1.FailedH\x00\x12\x17\n\x0fsampled_unix_us\x18\x0b \x01(\x03\x12\x12\n\nattempt_id\x18\x0c \x01(\t\x12\x11\n\theld_text\x18\r \x01(\t\x12\r\n\x05model\x18\x0e \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18x \x01(\t\x12\x31\n\ranswer_format\x18\x14 \x01(\x0b\x32\x1a.inferflux.v1.AnswerFormat\x12&\n\x07vectors\x18\x64 \x01(\x0b\x32\x15.inferflux.v1.Vectors\x12\x36\n\x0fprompt_logprobs\x18\xc8\x01 \x01(\x0b\x32\x1c.inferflux.v1.PromptLogprobsB\x07\n\x05\x65vent\"B\n\x0cTokensWanted\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,21 +33,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.tokens_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOKENLOGPROB']._serialized_start=74
-  _globals['_TOKENLOGPROB']._serialized_end=137
-  _globals['_TOKENLOGPROBS']._serialized_start=139
-  _globals['_TOKENLOGPROBS']._serialized_end=239
-  _globals['_QUEUED']._serialized_start=241
-  _globals['_QUEUED']._serialized_end=293
-  _globals['_STARTED']._serialized_start=296
-  _globals['_STARTED']._serialized_end=431
-  _globals['_FINISHED']._serialized_start=434
-  _globals['_FINISHED']._serialized_end=579
-  _globals['_FAILED']._serialized_start=581
-  _globals['_FAILED']._serialized_end=675
-  _globals['_VECTORS']._serialized_start=677
-  _globals['_VECTORS']._serialized_end=702
-  _globals['_TOKENCHUNK']._serialized_start=705
-  _globals['_TOKENCHUNK']._serialized_end=1210
-  _globals['_TOKENSWANTED']._serialized_start=1212
-  _globals['_TOKENSWANTED']._serialized_end=1278
+  _globals['_TOKENLOGPROB']._serialized_end=153
+  _globals['_TOKENLOGPROBS']._serialized_start=155
+  _globals['_TOKENLOGPROBS']._serialized_end=255
+  _globals['_QUEUED']._serialized_start=257
+  _globals['_QUEUED']._serialized_end=309
+  _globals['_STARTED']._serialized_start=312
+  _globals['_STARTED']._serialized_end=447
+  _globals['_FINISHED']._serialized_start=450
+  _globals['_FINISHED']._serialized_end=595
+  _globals['_FAILED']._serialized_start=597
+  _globals['_FAILED']._serialized_end=691
+  _globals['_VECTORS']._serialized_start=693
+  _globals['_VECTORS']._serialized_end=718
+  _globals['_PROMPTLOGPROBS']._serialized_start=720
+  _globals['_PROMPTLOGPROBS']._serialized_end=797
+  _globals['_TOKENCHUNK']._serialized_start=800
+  _globals['_TOKENCHUNK']._serialized_end=1361
+  _globals['_TOKENSWANTED']._serialized_start=1363
+  _globals['_TOKENSWANTED']._serialized_end=1429
 # @@protoc_insertion_point(module_scope)

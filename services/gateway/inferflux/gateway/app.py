@@ -160,6 +160,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         metrics.bad,
         on_model=WarmUp(tokenizers, background).on_model,
         splits=read_splits(settings.config) if settings.config is not None else None,
+        takes_any_name=settings.any_model,
     )
     await models.start()
     stack.push_async_callback(models.close)

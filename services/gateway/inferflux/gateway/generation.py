@@ -138,7 +138,8 @@ class Generation:
         self._window_s: int | None = None
         # Tokens the client says it has.
         self._offset = 0
-        self._served_as = ""
+        self._served_as = self.digest = ""
+        self.prompt_tokens = 0
 
     async def __aenter__(self) -> Self:
         self._services.metrics.streams.inc()
@@ -155,9 +156,9 @@ class Generation:
         """The model that answers, with its adapter if there is one; empty before that is known."""
         return self._served_as
 
-    def serves(self, name: str) -> None:
-        """Which model answers, with its adapter."""
-        self._served_as = name
+    def serves(self, name: str, *, digest: str = "", prompt_tokens: int = 0) -> None:
+        """Which model answers, with its adapter, the digest of its file, and how long the prompt is."""
+        self._served_as, self.digest, self.prompt_tokens = name, digest, prompt_tokens
 
     def note_prompt(self, text: str) -> None:
         """What the request is to answer, for its audit line."""

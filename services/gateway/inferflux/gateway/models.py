@@ -18,6 +18,7 @@ from inferflux.common.heartbeats import parse_without_requests
 from inferflux.common.hosts import chosen_digest, worker_ids
 from inferflux.common.hosts import parse_status as parse_host
 from inferflux.common.known_workers import KnownWorkers
+from inferflux.common.model_roles import name_of
 from inferflux.common.repeats import Repeats
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
@@ -201,6 +202,7 @@ class ModelRegistry:
     Args:
         on_model: told of the first digests, each when it is first seen, and again after it was forgotten.
         splits: aliases over several models.
+        takes_any_name: whether a name that is not known stands for the only model that is served.
     """
 
     def __init__(
@@ -210,9 +212,11 @@ class ModelRegistry:
         *,
         on_model: Callable[[str], None] = lambda _: None,
         splits: Splits | None = None,
+        takes_any_name: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.splits = splits or Splits()
+        self._takes_any_name = takes_any_name
         self.table = ModelTable()
         self.hosts = HostDirectory()
         self._known = KnownWorkers(self.table.forget)
@@ -244,6 +248,41 @@ class ModelRegistry:
     def resolve(self, name: str) -> str:
         """The model that a name in a request means: see `HostDirectory.resolve`."""
         return self.hosts.resolve(name, self._clock())
+
+    async def meant(self, name: str, role: model_pb2.ModelRole.ValueType) -> str:
+        """The model that a request means: by its name, or without one the default or only one.
+
+        Where any name stands for the only model, one that is not known does too.
+
+        Args:
+            role: that the model has to have, where the name does not tell which.
+
+        Raises:
+            InvalidArgument: none is named, none is the default, and not exactly one is served.
+            Unavailable: as `all_models`.
+        """
+        if name and (not self._takes_any_name or self._stands_for_one(name)):
+            return name
+        await self.settled()
+        if self._stands_for_one(name):
+            return name or self.resolve("")
+        wanted = name_of(role)
+        models = [model for model in await self.all_models() if name_of(model.card.role) == wanted]
+        served = [model.card.name for model in models if model.workers]
+        if len(served) == 1:
+            return served[0]
+        if not name:
+            raise InvalidArgument(f"name a model: {len(served)} are served", field="model")
+        return name
+
+    def _stands_for_one(self, name: str) -> bool:
+        """Whether a name, or none, stands for a model, an alias, or an adapter of a model."""
+        base, adapter = adapters.split(name)
+        return (
+            self.is_split(name)
+            or self._is_known(self.resolve(name))
+            or bool(adapter and self._is_known(self.resolve(base)))
+        )
 
     def is_split(self, name: str) -> bool:
         """Whether requests of this name are split over several models."""

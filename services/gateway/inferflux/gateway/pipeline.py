@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from inferflux.api.errors import without_keys
 from inferflux.common import adapters, checks, generation_limits, logs, subjects
 from inferflux.common.adapters import joined
 from inferflux.common.calls import CallContext
@@ -317,7 +318,7 @@ class Pipeline:
         ):
             logs.bind_request(**logs.of_request(request_id, caller.tenant))
             note_caller(span, caller.tenant, request_id)
-            call = Call(method, model, request_id, caller, span, context)
+            call = Call(method, without_keys(model), request_id, caller, span, context)
             async with Generation(call, self._services) as generation:
                 yield call, generation
 
@@ -354,7 +355,7 @@ class Pipeline:
         by = self._services.metrics.count_route(name, card, by_name, is_split=is_split)
         # What another name stands for may change. A model's own is in the audit trail.
         say = log.debug if by == "name" else log.info
-        say("a request is routed", asked=name, model=card.name, adapter=by_name, by=by)
+        say("a request is routed", asked=without_keys(name), model=card.name, adapter=by_name, by=by)
         return card, chosen
 
     async def _card(
@@ -427,7 +428,8 @@ class Pipeline:
             adapter=adapter.name if adapter is not None else "",
             adapter_digest=adapter.digest if adapter is not None else "",
         )
-        generation.serves(joined(job.model, job.adapter))
+        digest = card.digest + job.adapter_digest
+        generation.serves(joined(job.model, job.adapter), digest=digest, prompt_tokens=n_tokens)
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await self._reserve(generation, call.caller, job, prompt, card)
         query = self._query(job, call, card, request)

@@ -46,6 +46,11 @@ class GatewaySettings(AuditSettings):
     http_listen: OptionalListenAddress = setting(
         "", "where clients call over [HTTP](http.md); port 0 takes a free one; empty serves none"
     )
+    any_model: bool = setting(
+        False,
+        "over HTTP a name that no model, alias or adapter has stands for the only model that is served; a "
+        "request that names none means the default or only model in any case",
+    )
     http_cors_origins: str = setting(
         "*", "pages that may call over HTTP from a browser, comma-separated; `*`: any; empty: none"
     )

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 from inferflux.v1 import generation_pb2, inference_pb2
 
+from .tools import arguments_of
+
 Json: TypeAlias = dict[str, Any]
 
 _MISTRAL = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
@@ -51,7 +53,7 @@ def _message(message: inference_pb2.ChatMessage, image: Callable[[], str], *, ha
             {
                 "type": "function",
                 "id": of_id(call.id),
-                "function": {"name": call.name, "arguments": json.loads(call.arguments or "{}")},
+                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
             }
             for call in message.tool_calls
         ],

@@ -246,7 +246,10 @@ class Tokenizer:
         n_bytes = sum(len(part.encode()) for part in parts if isinstance(part, str))
         at_least = -(-n_bytes // self._longest) + sum(map(length_of, layouts))
         if context_length and at_least > context_length:
-            message = f"the prompt has at least {at_least} tokens; the context holds {context_length}"
+            message = (
+                f"the prompt has at least {at_least} tokens; the model's maximum context length is "
+                f"{context_length} tokens"
+            )
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
         ids: list[int] = []
         placed: list[generation_pb2.PromptImage] = []

@@ -129,9 +129,16 @@ def check_calls(message: inference_pb2.ChatMessage, field: str) -> None:
         )
     for i, call in enumerate(message.tool_calls):
         check_function_name(call.name, f"{field}.tool_calls[{i}].name")
-        place = f"{field}.tool_calls[{i}].arguments"
-        if not isinstance(_parsed(call.arguments or "{}"), dict):
-            raise InvalidArgument(f"{place}: no JSON object", field=place)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call in a conversation. An answer that a limit cut can be sent back: what is there
+    of its arguments is taken, and text that is no object at all becomes the value of one."""
+    try:
+        found = from_json(text or "{}", allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}
 
 
 def _arguments_schema(text: str, field: str) -> str:

@@ -84,8 +84,8 @@ def check_prompt_length(n_tokens: int, card: model_pb2.ModelCard, *, field: str)
         raise InvalidArgument("the prompt has no tokens", field=field)
     if n_tokens + 1 > card.context_length:
         raise InvalidArgument(
-            f"the prompt has {n_tokens} tokens; the context of {card.context_length} "
-            f"takes prompts of at most {card.context_length - 1}",
+            f"the prompt has {n_tokens} tokens; the model's maximum context length is {card.context_length} "
+            "tokens, of which the answer needs one",
             field=field,
             reason="PROMPT_TOO_LONG",
         )

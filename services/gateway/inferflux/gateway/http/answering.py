@@ -18,7 +18,7 @@ from inferflux.v1 import inference_pb2, tokens_pb2
 from .choices import Chunks, OnSubmit, chunks_of
 from .endpoint import Request
 from .errors import in_words_of
-from .openai.answers import Json
+from .openai.answers import Head, Json
 from .openai.choice_count import check_choices
 from .sse import HOLD_S, Events, EventStream
 
@@ -61,11 +61,13 @@ class Asked:
         prompts: a request for each prompt.
         n: choices of each prompt.
         field_names: gives what the client calls fields that have another name inside. Errors alone ask.
+        head: of the answer, which is told what computes it.
     """
 
     prompts: Sequence[GenerationRequest]
     n: int
     field_names: Callable[[], Mapping[str, str]]
+    head: Head | None = None
 
 
 class Answering:
@@ -106,6 +108,8 @@ class Answering:
         def on_submit(generation: Generation) -> None:
             request.exchange.note_priority(generation.priority, asked=asked.prompts[0].priority)
             request.exchange.headers.update(rate_limits.headers_of(generation.limits))
+            if asked.head is not None:
+                asked.head.know(generation.digest, generation.prompt_tokens)
             request.exchange.headers[_MODEL_HEADER] = quote(generation.served_as, safe=_SAFE)
 
         return self.chunks(request.exchange.context, request.caller, asked, on_submit=on_submit)

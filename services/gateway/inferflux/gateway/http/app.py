@@ -34,6 +34,7 @@ from .generate import Generate
 from .messages import SKIPPED, CountTokens, Messages
 from .models import GetModel, ListModels
 from .openapi import Documents
+from .reading import BodyReader
 from .responses import Responses
 from .routes import RouteRule
 from .tokens import Detokenize, Tokenize
@@ -68,6 +69,7 @@ def build_app(
     edge = Edge(pipeline.admit, metrics, trail, send_limit_s=send_limit_s)
     created = int(time.time())
     answering = Answering(pipeline)
+    bodies = BodyReader(models)
     documents = Documents()
 
     def route(rule: RouteRule, handle: Handler) -> Route:
@@ -82,17 +84,17 @@ def build_app(
 
     router = Router(
         [
-            route(routes.CHAT, ChatCompletions(answering)),
-            route(routes.COMPLETIONS, Completions(pipeline, answering)),
-            route(routes.RESPONSES, Responses(answering)),
-            route(routes.GENERATE, Generate(answering, models)),
-            WebSocketRoute(routes.GENERATE_SOCKET.path, WebSocketEndpoint(edge, answering, models)),
-            route(routes.MESSAGES, Messages(answering)),
-            route(routes.COUNT_TOKENS, CountTokens(pipeline)),
-            route(routes.EMBEDDINGS, CreateEmbeddings(embeddings)),
-            route(routes.RERANK, Rerank(embeddings)),
-            route(routes.TOKENIZE, Tokenize(pipeline)),
-            route(routes.DETOKENIZE, Detokenize(pipeline)),
+            route(routes.CHAT, ChatCompletions(answering, bodies)),
+            route(routes.COMPLETIONS, Completions(pipeline, answering, bodies)),
+            route(routes.RESPONSES, Responses(answering, bodies)),
+            route(routes.GENERATE, Generate(answering, bodies)),
+            WebSocketRoute(routes.GENERATE_SOCKET.path, WebSocketEndpoint(edge, answering, bodies)),
+            route(routes.MESSAGES, Messages(answering, bodies)),
+            route(routes.COUNT_TOKENS, CountTokens(pipeline, bodies)),
+            route(routes.EMBEDDINGS, CreateEmbeddings(embeddings, bodies)),
+            route(routes.RERANK, Rerank(embeddings, bodies)),
+            route(routes.TOKENIZE, Tokenize(pipeline, bodies)),
+            route(routes.DETOKENIZE, Detokenize(pipeline, bodies)),
             route(routes.LIST_MODELS, ListModels(models, created)),
             route(routes.GET_MODEL, GetModel(models, created)),
             open_route(routes.OPENAPI, documents.openapi),

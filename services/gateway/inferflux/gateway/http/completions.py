@@ -7,39 +7,43 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from inferflux.common.errors import InferFluxError
-from inferflux.gateway.off_loop import off_loop_if_large
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
 from .answering import Answering, Asked
-from .bodies import parse
 from .endpoint import Request
 from .errors import in_words_of
 from .openai import completions
-from .openai.answers import Head, wants_usage
+from .openai.answers import Head
 from .openai.bodies import CompletionBody
 from .openai.params import tier_of
+from .reading import BodyReader
 
 
 class Completions:
     """Continues texts or token ids, as one JSON object or as a stream of events."""
 
     def __init__(
-        self, pipeline: Pipeline, answering: Answering, clock: Callable[[], float] = time.time
+        self,
+        pipeline: Pipeline,
+        answering: Answering,
+        bodies: BodyReader,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._pipeline = pipeline
+        self._bodies = bodies
         self._answering = answering
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body, prompts = await off_loop_if_large(len(request.body), lambda: _read(request.body))
+        body, prompts = await self._bodies.read(request.body, CompletionBody, completions.to_requests)
         n = body.n or 1
-        asked = Asked(prompts, n, partial(completions.field_names, body))
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
+        asked = Asked(prompts, n, partial(completions.field_names, body), head)
         echoes = await self._echoes(request, prompts) if body.echo else [""] * len(prompts)
         shape = completions.Shape(head, echoes=echoes, n=n, has_logprobs=body.logprobs is not None)
         if body.stream:
-            stream = completions.CompletionStream(shape, includes_usage=wants_usage(body))
+            stream = completions.CompletionStream(shape, body.stream_options)
             await self._answering.stream(request, asked, stream)
         else:
             await self._answering.whole(request, asked, completions.CompletionAnswer(shape))
@@ -58,8 +62,3 @@ class Completions:
             return (await self._pipeline.detokenize(request.caller, given)).text
         except InferFluxError as error:
             raise in_words_of(error, {"token_ids": field}) from None
-
-
-def _read(data: bytes) -> tuple[CompletionBody, Sequence[inference_pb2.GenerateRequest]]:
-    body = parse(CompletionBody, data)
-    return body, completions.to_requests(body)

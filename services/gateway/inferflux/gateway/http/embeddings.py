@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from inferflux.common.errors import InferFluxError
 from inferflux.gateway.embeddings import Embeddings
-from inferflux.gateway.off_loop import off_loop_if_large
-from inferflux.v1 import embedding_pb2
+from inferflux.v1 import model_pb2
 
-from .bodies import parse
 from .endpoint import Request
 from .errors import in_words_of
 from .openai import embeddings
 from .openai.bodies import EmbeddingsBody, RerankBody
+from .reading import BodyReader
 
 
 class CreateEmbeddings:
     """Vectors of texts, in OpenAI's shape."""
 
-    def __init__(self, work: Embeddings) -> None:
+    def __init__(self, work: Embeddings, bodies: BodyReader) -> None:
         self._work = work
+        self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await off_loop_if_large(len(request.body), lambda: _read_embeddings(request.body))
+        body, asked = await self._bodies.read(
+            request.body, EmbeddingsBody, embeddings.to_embed, model_pb2.MODEL_ROLE_EMBEDDING
+        )
         try:
             async with request.exchange.cancelled_when_gone():
                 embedded = await self._work.vectors(request.exchange.context, request.caller, asked)
@@ -33,24 +35,17 @@ class CreateEmbeddings:
 class Rerank:
     """Documents by how well they answer a query, in the shape of Jina's API."""
 
-    def __init__(self, work: Embeddings) -> None:
+    def __init__(self, work: Embeddings, bodies: BodyReader) -> None:
         self._work = work
+        self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await off_loop_if_large(len(request.body), lambda: _read_rerank(request.body))
+        body, asked = await self._bodies.read(
+            request.body, RerankBody, embeddings.to_rerank, model_pb2.MODEL_ROLE_RERANK
+        )
         try:
             async with request.exchange.cancelled_when_gone():
                 answer = await self._work.rerank(request.exchange.context, request.caller, asked)
         except InferFluxError as error:
             raise in_words_of(error, {}) from None
         await request.exchange.answer_json(embeddings.of_rerank(answer, body))
-
-
-def _read_embeddings(data: bytes) -> tuple[EmbeddingsBody, embedding_pb2.EmbedRequest]:
-    body = parse(EmbeddingsBody, data)
-    return body, embeddings.to_embed(body)
-
-
-def _read_rerank(data: bytes) -> tuple[RerankBody, embedding_pb2.RerankRequest]:
-    body = parse(RerankBody, data)
-    return body, embeddings.to_rerank(body)

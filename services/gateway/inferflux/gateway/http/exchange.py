@@ -17,6 +17,7 @@ from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
 from .error_shapes import shape_of
 from .errors import BodyTooLarge
 from .json_size import COUNTED_FROM_BYTES, JsonSize
+from .unpacking import unpacker
 
 # A client that takes nothing for this long is cut off: its stream is cancelled.
 SEND_LIMIT_S = 30.0
@@ -80,14 +81,16 @@ class Exchange:
         self.headers[REQUEST_ID] = self.context.request_id
         return self.context
 
-    async def body(self, limit_bytes: int) -> bytes:
-        """The whole body, which is JSON.
+    async def body(self, limit_bytes: int, *, is_json: bool = True) -> bytes:
+        """The whole body, unpacked.
 
         Raises:
-            BodyTooLarge: it has more bytes than `limit_bytes`, or is too much work to parse.
+            BodyTooLarge: it has more bytes than `limit_bytes`, or is JSON that is too much work to parse.
+            UnknownEncoding: it is packed in another way than gzip's or deflate's.
             asyncio.CancelledError: the client left.
         """
         self._check_size(self._declared_bytes(), limit_bytes)
+        unpack = unpacker(self.header("content-encoding"))
         body = bytearray()
         size, n_counted = JsonSize(), 0
         while True:
@@ -95,16 +98,20 @@ class Exchange:
             if message["type"] == "http.disconnect":
                 self._is_gone = True
                 raise asyncio.CancelledError("the client left")
-            body += message.get("body", b"")
+            body += unpack(message.get("body", b""), room=limit_bytes + 1 - len(body))
             self._check_size(len(body), limit_bytes)
-            if len(body) > COUNTED_FROM_BYTES:
+            if is_json and len(body) > COUNTED_FROM_BYTES:
                 self._count(size, body[n_counted:])
                 n_counted = len(body)
             if not message.get("more_body", False):
                 return bytes(body)
 
+    def header(self, name: str) -> str:
+        """A header of the call, "" without one."""
+        return next((value for given, value in self.given if given == name), "")
+
     def _declared_bytes(self) -> int:
-        given = next((value for name, value in self.given if name == "content-length"), "0")
+        given = self.header("content-length")
         return int(given) if given.isdigit() else 0
 
     def _count(self, size: JsonSize, piece: bytearray) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inferflux.common.errors import InferFluxError
-from inferflux.gateway.off_loop import off_loop_if_large
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
@@ -11,9 +10,9 @@ from .answering import Answering, Asked
 from .anthropic.bodies import MessagesBody, PromptBody
 from .anthropic.message import MessageAnswer, MessageStream
 from .anthropic.request import Prompt, to_request
-from .bodies import parse
 from .endpoint import Request
 from .errors import in_words_of
+from .reading import BodyReader
 
 # Types of tools and blocks of a body that only Anthropic serves.
 SKIPPED = "x-inferflux-skipped"
@@ -23,11 +22,12 @@ _ID = "request-id"
 class Messages:
     """Answers a conversation, as one message or as its events."""
 
-    def __init__(self, answering: Answering) -> None:
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
         self._answering = answering
+        self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, prompt, asked = await off_loop_if_large(len(request.body), lambda: _read(request.body))
+        body, (prompt, asked) = await self._bodies.read(request.body, MessagesBody, _read)
         _say_head(request, prompt)
         work = Asked([asked], 1, prompt.field_names)
         answer = MessageAnswer(request.request_id, body.model)
@@ -40,11 +40,12 @@ class Messages:
 class CountTokens:
     """How many tokens the prompt of a message has."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
         self._pipeline = pipeline
+        self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        prompt = await off_loop_if_large(len(request.body), lambda: Prompt(parse(PromptBody, request.body)))
+        _, prompt = await self._bodies.read(request.body, PromptBody, Prompt)
         _say_head(request, prompt)
         try:
             answer = await self._pipeline.tokenize(request.caller, prompt.tokenize_request())
@@ -53,10 +54,9 @@ class CountTokens:
         await request.exchange.answer_json({"input_tokens": len(answer.token_ids)})
 
 
-def _read(data: bytes) -> tuple[MessagesBody, Prompt, inference_pb2.ChatRequest]:
-    body = parse(MessagesBody, data)
+def _read(body: MessagesBody) -> tuple[Prompt, inference_pb2.ChatRequest]:
     prompt = Prompt(body)
-    return body, prompt, to_request(body, prompt)
+    return prompt, to_request(body, prompt)
 
 
 def _say_head(request: Request, prompt: Prompt) -> None:

@@ -13,6 +13,7 @@ from inferflux.v1 import model_pb2
 from .anthropic import models as anthropic
 from .endpoint import Request
 from .error_shapes import is_anthropic
+from .reading import GENERATION
 
 
 class ListModels:
@@ -48,7 +49,7 @@ class GetModel:
         self._created = created
 
     async def __call__(self, request: Request) -> None:
-        name = str(request.exchange.path_params["model"])
+        name = await self._models.meant(str(request.exchange.path_params["model"]), GENERATION)
         model, adapter = await self._models.named_for(request.caller, name, field="model")
         if is_anthropic(request.exchange.given):
             await request.exchange.answer_json(anthropic.to_json(model, self._created, adapter))
@@ -66,7 +67,21 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": "inferflux",
+        "root": card.name,
+        "parent": None,
+        "permission": [],
+        # Under the names of vLLM, OpenRouter, Groq, LM Studio and llama.cpp's server, in this order.
         "max_model_len": card.context_length,
+        "context_length": card.context_length,
+        "context_window": card.context_length,
+        "max_context_length": card.context_length,
+        "meta": {
+            "n_vocab": card.vocabulary_size,
+            "n_ctx": card.context_length,
+            "n_params": card.parameters,
+            "size": card.size_bytes,
+        },
+        "modalities": {"vision": card.takes_images, "audio": card.takes_audio},
         "digest": card.digest,
         "architecture": card.architecture,
         "role": name_of(card.role),

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from .bodies import Body
 from .openai import served
-from .openai.bodies import ChatBody, CompletionBody, GenerateBody, ResponsesBody, SamplingBody
+from .openai.bodies import ChatBody, GenerateBody, ResponsesBody, SamplingBody
 
 Schema = dict[str, Any]
 
@@ -53,6 +53,7 @@ MEANINGS: Mapping[str, str] = {
     "adapter": "An adapter of the model, where its name does not say it: model:adapter.",
     "best_of": "The value of n.",
     "context_management": "Conversations are not shortened.",
+    "bad_words": "Texts that are not said.",
     "background": "Nothing runs after its call.",
     "dimensions": "The first numbers of each vector alone, scaled to length 1.",
     "documents": "Up to 2,048 texts, or objects with a text.",
@@ -66,11 +67,13 @@ MEANINGS: Mapping[str, str] = {
     "echo": "Whether the prompt's text precedes the answer.",
     "encoding_format": "float, or base64: 32-bit floats, little-endian. [float]",
     "frequency_penalty": "Taken from a token's logit for each time it occurred, -2 to 2. [0]",
+    "function_call": "auto, none, or a function's name: tool_choice of older clients.",
+    "functions": "Functions as older clients name them; the answer has function_call.",
     "ignore_eos": "Go on past the model's own end.",
     "include": "What an answer has beside its items: message.output_text.logprobs.",
     "input": "A text, or messages, calls, their outputs and reasoning; to embed: texts, or token ids.",
     "instructions": "A message of the developer before the input.",
-    "logit_bias": "Added to logits, -100 to 100, by token id.",
+    "logit_bias": "Added to logits, -100 to 100, by token id or text; or pairs of both.",
     "logprobs": "Report log-probabilities: true in a chat, else how many alternatives, 0 to 20.",
     "max_completion_tokens": "At most this many new tokens; wins over max_tokens.",
     "max_output_tokens": "At most this many new tokens; else up to the end of the context.",
@@ -80,6 +83,7 @@ MEANINGS: Mapping[str, str] = {
     "messages": "The conversation.",
     "metadata": "Texts by name, without effect.",
     "min_p": "Drop tokens less likely than this part of the likeliest one. [0.05]",
+    "min_tokens": "Neither an end nor a stop before this many new tokens. [0]",
     "modalities": "Answers are text.",
     "model": "The model's name, as GET /v1/models lists it.",
     "n": "How many answers, at most 128.",
@@ -87,11 +91,14 @@ MEANINGS: Mapping[str, str] = {
     "output_format": "The same as format of output_config.",
     "parallel_tool_calls": "Whether the model may make several calls. [true]",
     "penalty_last_n": "Recent tokens that the penalties look at; -1 is the whole context. [64]",
+    "prediction": "Without effect.",
     "presence_penalty": "Taken once from the logit of a token that occurred, -2 to 2. [0]",
     "priority": "-100 to 100; higher is more urgent. Wins over service_tier. [0]",
     "prompt": "A text, or token ids; completions take a list of either.",
     "query": "What the documents are to answer.",
-    "reasoning": "How long a model reasons cannot be set.",
+    "reasoning": "effort: how long a model thinks, where its template has a switch for it.",
+    "reasoning_effort": "How long a model thinks, where its template has a switch for it.",
+    "repetition_penalty": "repeat_penalty over the whole context, as vLLM has it.",
     "repeat_penalty": "Divides the logits of recent tokens, 0.01 to 10. [1]",
     "response_format": "text, json_object, or json_schema: the answer matches the schema.",
     "return_documents": "Whether results have the documents. [false]",
@@ -102,11 +109,11 @@ MEANINGS: Mapping[str, str] = {
     "stop": "A text, or up to 16, before which the answer ends.",
     "stop_sequences": "Up to 16 texts, before the first of which the answer ends.",
     "stop_token_ids": "Token ids after which the answer ends, at most 64.",
-    "store": "Nothing is stored.",
+    "store": "Nothing is stored, whatever it is.",
     "stream": "Answer with events. [false; true for /generate]",
     "stream_options": "include_usage: the stream ends with the usage.",
     "structured_outputs": "One of json, json_object, regex, choice, grammar (GBNF) and lark.",
-    "suffix": "Nothing is inserted before a suffix.",
+    "suffix": "What follows the answer, where the vocabulary has tokens to fill gaps.",
     "system": "What the model is told before the messages: a text, or blocks of text.",
     "temperature": "0 is greedy. [0.8]",
     "text": "format: text, json_object, or json_schema.",
@@ -124,24 +131,19 @@ MEANINGS: Mapping[str, str] = {
     "truncate": "Cut what is longer than the context, instead of refusing it. [false]",
     "truncation": "A conversation that is too long is refused.",
     "typical_p": "Sample from tokens of typical information until they reach this probability. [1]",
-    "verbosity": "How long an answer is cannot be set.",
+    "verbosity": "low, medium or high; without effect.",
     "xtc_probability": "XTC: how often it drops the likely tokens but the last of them. [0]",
     "xtc_threshold": "XTC: the probability from which a token is likely. [0.1]",
 }
 
 # Of parts of bodies, by their names.
-_REFUSED: Mapping[str, Sequence[str]] = {
-    "Message": ("function_call",),
-    "ReasoningOptions": ("effort", "generate_summary", "summary"),
-    "StreamOptions": ("include_obfuscation",),
-}
+_REFUSED: Mapping[str, Sequence[str]] = {}
 # Marks fields that every body which generates has.
 COMMON = "x-inferflux-common"
 _COMMON = SamplingBody.model_fields.keys() - {"model", "stream"}
 
 _TABLES: Mapping[type[Body], served.Table] = {
     ChatBody: served.CHAT,
-    CompletionBody: served.COMPLETION,
     ResponsesBody: served.RESPONSE,
     GenerateBody: served.GENERATE,
 }

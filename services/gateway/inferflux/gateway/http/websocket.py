@@ -29,7 +29,6 @@ from inferflux.common.errors import (
 from inferflux.common.grpc_metadata import REQUEST_ID
 from inferflux.common.sharing import may_have_more
 from inferflux.gateway.caller import Caller
-from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.off_loop import off_loop_if_large
 
 from .answering import Answering, of_choice_context
@@ -39,6 +38,7 @@ from .exchange import client_of, to_json
 from .generate import read
 from .json_size import check_json_size
 from .openai import generate
+from .reading import BodyReader
 
 log = logs.get()
 
@@ -86,10 +86,10 @@ class Sockets:
 class WebSocketEndpoint:
     """Serves one websocket after another, as an ASGI application."""
 
-    def __init__(self, edge: Edge, answering: Answering, models: ModelRegistry) -> None:
+    def __init__(self, edge: Edge, answering: Answering, bodies: BodyReader) -> None:
         self._edge = edge
         self._answering = answering
-        self._models = models
+        self._bodies = bodies
         self._sockets = Sockets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +145,7 @@ class WebSocketEndpoint:
 
     async def _answer(self, socket: _Socket, context: CallContext, caller: Caller, message: bytes) -> None:
         await off_loop_if_large(len(message), lambda: check_json_size(message))
-        _, asked = await read(message, self._models)
+        _, asked = await read(message, self._bodies)
         stream = generate.ChunkStream()
         await socket.send({"request_id": context.request_id})
         try:

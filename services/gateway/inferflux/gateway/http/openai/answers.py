@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from inferflux.common.errors import HttpError
 from inferflux.gateway.http.sse import UNNAMED
 from inferflux.v1 import generation_pb2, tokens_pb2
 
-from .bodies import GenerationBody
+from .bodies import StreamOptions
 
 Json = dict[str, Any]
 
@@ -18,18 +19,31 @@ Json = dict[str, Any]
 _LEAST_LOGPROB = -9999.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """What every object of an answer begins with.
 
     Attributes:
         created: seconds since the Unix epoch.
+        fingerprint: of what computes it; None until it is known.
+        prompt_tokens: 0 until it is known.
     """
 
     id: str
     model: str
     created: int
     service_tier: str = "default"
+    fingerprint: str | None = None
+    prompt_tokens: int = 0
+
+    def know(self, digest: str, prompt_tokens: int) -> None:
+        """Take in what is known once the first choice is submitted.
+
+        Args:
+            digest: of the model's file, and of its adapter.
+        """
+        self.fingerprint = f"fp_{blake2b(digest.encode(), digest_size=5).hexdigest()}"
+        self.prompt_tokens = prompt_tokens
 
     def of(self, kind: str, choices: list[Json]) -> Json:
         return {
@@ -38,7 +52,7 @@ class Head:
             "created": self.created,
             "model": self.model,
             "service_tier": self.service_tier,
-            "system_fingerprint": None,
+            "system_fingerprint": self.fingerprint,
             "choices": choices,
         }
 
@@ -52,9 +66,29 @@ class UnnamedEvents:
         return [error.body]
 
 
-def wants_usage(body: GenerationBody) -> bool:
-    """Whether a stream ends with the usage."""
-    return bool(body.stream_options and body.stream_options.include_usage)
+class StreamUsage:
+    """Which messages of a stream tell the usage.
+
+    Args:
+        options: of the stream.
+    """
+
+    def __init__(self, head: Head, options: StreamOptions | None = None) -> None:
+        self._head = head
+        self.is_last = bool(options and options.include_usage)
+        self._is_continuous = self.is_last and bool(options and options.continuous_usage_stats)
+        self._completion = 0
+
+    def note(self, chunk: tokens_pb2.TokenChunk) -> None:
+        self._completion += len(chunk.token_ids)
+
+    def of_message(self) -> Json:
+        """What a message beside the last one has of it."""
+        if not self._is_continuous:
+            return {"usage": None} if self.is_last else {}
+        prompt, completion = self._head.prompt_tokens, self._completion
+        total = prompt + completion
+        return {"usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}}
 
 
 class UsageSum:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from inferflux.gateway.http.bodies import Body, Int32, Items
 
 # OpenAI's is signed, ours is not.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 Choices = Annotated[int, Field(ge=1, le=128)]
+# It may be left out, or null: then the default one is meant.
+ModelName = Annotated[str, BeforeValidator(lambda name: "" if name is None else name)]
+
+
+Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -37,20 +43,25 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: str
     json_schema: JsonSchema | None = None
+    # llama.cpp's, TGI's and others' place for it.
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    value: dict[str, Any] | None = None
 
 
 class SamplingBody(Body):
     """What all bodies that generate have in common. The last group is not OpenAI's: it has our own names,
-    and llama.cpp's."""
+    and llama.cpp's. Fields of other servers are kept for `fields`."""
 
-    model: str
+    model_config = ConfigDict(extra="allow")
+
+    model: ModelName = ""
     stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    # Values are numbers; checked one by one, as `Items` are.
-    logit_bias: dict[str, Any] | None = None
+    # Values are numbers; checked one by one, as `Items` are. A list has pairs, as llama.cpp's server has it.
+    logit_bias: dict[str, Any] | Items[Any] | None = None
     seed: Seed | None = None
     stop: str | Items[str] | None = None
     service_tier: str | None = None
@@ -59,6 +70,9 @@ class SamplingBody(Body):
     top_k: Int32 | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int32 | None = None
+    bad_words: Items[str] | None = None
     penalty_last_n: Int32 | None = None
     typical_p: float | None = None
     xtc_probability: float | None = None
@@ -95,6 +109,7 @@ class GenerationBody(SamplingBody):
 class Part(Body):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ImageUrl(Body):
@@ -128,7 +143,7 @@ class InputPart(Part):
 
 class CalledFunction(Body):
     name: str
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class CalledTool(Body):
@@ -167,7 +182,11 @@ class Message(Body):
     tool_call_id: str | None = None
     tool_calls: Items[CalledTool] | None = None
     reasoning_content: str | None = None
-    function_call: Any = None
+    # OpenRouter's and vLLM's newer name of it.
+    reasoning: str | None = None
+    refusal: str | None = None
+    # OpenAI's API had it before `tool_calls`.
+    function_call: CalledFunction | None = None
 
 
 class ChatBody(GenerationBody):
@@ -182,16 +201,18 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
 
+    # OpenAI's API had them before tools.
+    functions: Items[FunctionBody] | None = None
+    function_call: str | ChosenFunction | None = None
+
     # Served with some values only: `served.CHAT`.
-    functions: Any = None
-    function_call: Any = None
     modalities: Items[str] | None = None
     audio: Any = None
     web_search_options: Any = None
-    prediction: Any = None
     moderation: Any = None
     reasoning_effort: str | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
+    prediction: dict[str, Any] | None = None
     store: bool | None = None
 
 
@@ -208,7 +229,7 @@ class CompletionBody(GenerationBody):
 class TokenizeBody(Body):
     """Of POST /v1/tokenize."""
 
-    model: str
+    model: ModelName = ""
     prompt: str | None = None
     messages: Items[Message] | None = None
     tools: Items[ToolBody] | None = None
@@ -217,14 +238,14 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Of POST /v1/detokenize."""
 
-    model: str
+    model: ModelName = ""
     tokens: Items[Int32]
 
 
 class EmbeddingsBody(Body):
     """Of POST /v1/embeddings. The last group is not OpenAI's."""
 
-    model: str
+    model: ModelName = ""
     input: str | Items[str] | Items[Int32] | Items[Items[Int32]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int32 | None = None
@@ -242,7 +263,7 @@ class DocumentBody(Body):
 class RerankBody(Body):
     """Of POST /v1/rerank, in the shape of Jina's API, which llama.cpp's server has."""
 
-    model: str
+    model: ModelName = ""
     query: str
     documents: Items[str | DocumentBody]
     top_n: Int32 | None = None
@@ -255,7 +276,7 @@ class RerankBody(Body):
 class GenerateBody(SamplingBody):
     """Of POST /generate, and a message of the websocket."""
 
-    model: str = ""
+    model: ModelName = ""
     prompt: str | Items[Int32] | None = None
     messages: Items[Message] | None = None
     max_tokens: Int32 | None = None
@@ -279,9 +300,14 @@ class InputItem(Body):
     role: str | None = None
     content: str | Items[InputPart] | None = None
     call_id: str | None = None
+    id: str | None = None
     name: str | None = None
     arguments: str | None = None
     output: str | Items[Part] | None = None
+    # Of reasoning, of a custom tool's call, of a shell's.
+    summary: Items[Part] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
 
 
 class TextFormat(Body):
@@ -292,7 +318,7 @@ class TextFormat(Body):
 
 class TextOptions(Body):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Body):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from inferflux.api.finish_reasons import name_of
 from inferflux.common.errors import InvalidArgument
@@ -13,14 +13,16 @@ from .answers import (
     DraftSum,
     Head,
     Json,
+    StreamUsage,
     UnnamedEvents,
     UsageSum,
     drafts_of,
     spoken_json,
 )
-from .bodies import ChatBody
+from .bodies import ChatBody, StreamOptions, ToolBody
+from .fields import names_used
 from .params import priority_of, to_params
-from .tools import call_json, to_choice, to_tools
+from .tools import call_json, legacy_choice, legacy_tools, to_choice, to_tools
 
 
 def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
@@ -31,6 +33,8 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
     """
     served.check_served(body, served.CHAT)
     served.check_stream(body)
+    if is_legacy(body) and body.tools:
+        raise InvalidArgument("functions do not go together with tools", field="functions")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs to be true", field="top_logprobs")
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -41,10 +45,20 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
         adapter=body.adapter or "",
-        tools=to_tools(body.tools),
-        tool_choice=to_choice(body.tool_choice),
-        parallel_tool_calls=body.parallel_tool_calls,
+        tools=to_tools(_tools(body)),
+        tool_choice=to_choice(legacy_choice(body.function_call) if is_legacy(body) else body.tool_choice),
+        parallel_tool_calls=False if is_legacy(body) else body.parallel_tool_calls,
+        reasoning_effort=body.reasoning_effort or "",
     )
+
+
+def is_legacy(body: ChatBody) -> bool:
+    """Whether it names functions as OpenAI's API had them before tools: its answer has `function_call`."""
+    return bool(body.functions)
+
+
+def _tools(body: ChatBody) -> Sequence[ToolBody] | None:
+    return legacy_tools(body.functions) if body.functions else body.tools
 
 
 def field_names(body: ChatBody) -> Mapping[str, str]:
@@ -55,20 +69,33 @@ def field_names(body: ChatBody) -> Mapping[str, str]:
         **tools.field_names(body.tools),
         **messages.field_names(body.messages),
     }
+    if body.functions:
+        for i in range(len(body.functions)):
+            names[f"tools[{i}]"] = f"functions[{i}]"
+        names |= {"tools": "functions", "tool_choice": "function_call"}
     if body.response_format is None and body.structured_outputs is None:
         names["constraint"] = "tools"
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    return names
+    return names | {name: used for name, used in names_used(body).items() if name not in names}
 
 
 class ChatStream(UnnamedEvents):
     """Chunks of all choices to the messages of a stream."""
 
-    def __init__(self, head: Head, *, n: int, includes_usage: bool, has_logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        *,
+        n: int,
+        has_logprobs: bool,
+        options: StreamOptions | None = None,
+        is_legacy: bool = False,
+    ) -> None:
         self._head = head
-        self._includes_usage = includes_usage
+        self._told = StreamUsage(head, options)
         self._has_logprobs = has_logprobs
+        self._is_legacy = is_legacy
         self._usage = UsageSum(choices_per_prompt=n)
         self._begun: set[int] = set()
         # Choices with calls.
@@ -79,6 +106,7 @@ class ChatStream(UnnamedEvents):
     ) -> list[Json]:
         """What the client gets for one chunk of a choice."""
         messages: list[Json] = []
+        self._told.note(chunk)
         is_end = chunk.HasField("finished")
         if index not in self._begun and (chunk.token_ids or is_end):
             self._begun.add(index)
@@ -87,6 +115,8 @@ class ChatStream(UnnamedEvents):
             messages.append(self._message(index, {"role": "assistant", "content": content}))
         logprobs = logprobs_of(chunk) if self._has_logprobs else None
         said = _said(chunk, delta)
+        if self._is_legacy:
+            said = _in_legacy(said)
         if said or (logprobs and logprobs["content"]):
             messages.append(self._message(index, said or {"content": ""}, logprobs))
         if delta is not None and delta.tool_calls:
@@ -94,12 +124,14 @@ class ChatStream(UnnamedEvents):
         if is_end:
             self._usage.add(index, chunk.finished.usage)
             reason = finish_reason(chunk.finished, has_calls=index in self._calling)
+            if self._is_legacy and reason == "tool_calls":
+                reason = "function_call"
             messages.append(self._message(index, {}, finish_reason=reason) | drafts_of(chunk.finished))
         return messages
 
     def last(self) -> list[Json]:
         """What comes after the choices."""
-        if not self._includes_usage:
+        if not self._told.is_last:
             return []
         return [self._head.of("chat.completion.chunk", []) | {"usage": self._usage.to_json()}]
 
@@ -107,10 +139,7 @@ class ChatStream(UnnamedEvents):
         self, index: int, delta: Json, logprobs: Json | None = None, finish_reason: str | None = None
     ) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        message = self._head.of("chat.completion.chunk", [choice])
-        if self._includes_usage:
-            message["usage"] = None
-        return message
+        return self._head.of("chat.completion.chunk", [choice]) | self._told.of_message()
 
 
 def _said(chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None) -> Json:
@@ -125,6 +154,16 @@ def _said(chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None) -
     if delta.tool_calls:
         said["tool_calls"] = [call_json(call) for call in delta.tool_calls]
     return said
+
+
+def _in_legacy(said: Json) -> Json:
+    """A message, or a part of one, with its only call as it was spelled before there were tools."""
+    calls = said.get("tool_calls")
+    if not calls:
+        return said
+    return {name: value for name, value in said.items() if name != "tool_calls"} | {
+        "function_call": calls[0]["function"]
+    }
 
 
 def finish_reason(finished: tokens_pb2.Finished, *, has_calls: bool) -> str:
@@ -165,9 +204,10 @@ class _Choice:
 class ChatAnswer:
     """Chunks of all choices to one answer."""
 
-    def __init__(self, head: Head, *, n: int, has_logprobs: bool) -> None:
+    def __init__(self, head: Head, *, n: int, has_logprobs: bool, is_legacy: bool = False) -> None:
         self._head = head
         self._has_logprobs = has_logprobs
+        self._is_legacy = is_legacy
         self._usage = UsageSum(choices_per_prompt=n)
         self._drafts = DraftSum()
         self._choices = [_Choice() for _ in range(n)]
@@ -191,12 +231,11 @@ class ChatAnswer:
 
     def _to_json(self, index: int, choice: _Choice) -> Json:
         logprobs = {"content": choice.logprobs, "refusal": None} if self._has_logprobs else None
-        return {
-            "index": index,
-            "message": choice.message(),
-            "logprobs": logprobs,
-            "finish_reason": choice.finish_reason,
-        }
+        message, reason = choice.message(), choice.finish_reason
+        if self._is_legacy:
+            message = _in_legacy(message)
+            reason = "function_call" if reason == "tool_calls" else reason
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
 def logprobs_of(chunk: tokens_pb2.TokenChunk) -> Json:

@@ -14,14 +14,16 @@ from .answers import (
     DraftSum,
     Head,
     Json,
+    StreamUsage,
     UnnamedEvents,
     UsageSum,
     drafts_of,
     finite,
     spoken_logprobs,
 )
-from .bodies import CompletionBody
+from .bodies import CompletionBody, StreamOptions
 from .choice_count import check_choices
+from .fields import names_used
 from .params import priority_of, to_params
 
 # OpenAI's, where the body says nothing.
@@ -32,7 +34,8 @@ MAX_SHARED_BYTES = 64 << 10
 
 def field_names(body: CompletionBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
-    return {"text": "prompt", "token_ids": "prompt", **constraints.field_names(body)}
+    names = {"text": "prompt", "token_ids": "prompt", **constraints.field_names(body)}
+    return {**names_used(body), **names}
 
 
 def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
@@ -58,6 +61,7 @@ def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
         adapter=body.adapter or "",
+        suffix=body.suffix or None,
     )
     if len(prompts) > 1 and common.ByteSize() > MAX_SHARED_BYTES:
         message = f"what several prompts share has at most {MAX_SHARED_BYTES} bytes"
@@ -66,12 +70,19 @@ def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
 
 
 def _check_supported(body: CompletionBody) -> None:
-    served.check_served(body, served.COMPLETION)
     served.check_stream(body)
+    if body.suffix and body.echo:
+        raise unsupported("suffix", "not together with echo")
+    if body.suffix and _has_token_ids(body.prompt):
+        raise unsupported("suffix", "not together with a prompt of token ids")
     if body.best_of not in (None, body.n or 1):
         raise unsupported("best_of", "only the value of n is supported")
     if body.echo and body.logprobs is not None:
         raise unsupported("logprobs", "not together with echo: prompts have no log-probabilities")
+
+
+def _has_token_ids(prompt: str | list[str] | list[int] | list[list[int]]) -> bool:
+    return not isinstance(prompt, str) and any(not isinstance(one, str) for one in prompt)
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
@@ -134,9 +145,9 @@ class Shape:
 class CompletionStream(UnnamedEvents):
     """Chunks of all choices to the messages of a stream."""
 
-    def __init__(self, shape: Shape, *, includes_usage: bool) -> None:
+    def __init__(self, shape: Shape, options: StreamOptions | None = None) -> None:
         self._shape = shape
-        self._includes_usage = includes_usage
+        self._told = StreamUsage(shape.head, options)
         self._begun: set[int] = set()
 
     def messages(
@@ -144,6 +155,7 @@ class CompletionStream(UnnamedEvents):
     ) -> list[Json]:
         """What the client gets for one chunk of a choice."""
         is_end = chunk.HasField("finished")
+        self._told.note(chunk)
         text = chunk.text
         if index not in self._begun and (chunk.token_ids or is_end):
             self._begun.add(index)
@@ -157,11 +169,11 @@ class CompletionStream(UnnamedEvents):
         message = self._shape.head.of("text_completion", [self._shape.choice(index, text, logprobs, reason)])
         if is_end:
             message |= drafts_of(chunk.finished)
-        return [message | {"usage": None} if self._includes_usage else message]
+        return [message | self._told.of_message()]
 
     def last(self) -> list[Json]:
         """What comes after the choices."""
-        if not self._includes_usage:
+        if not self._told.is_last:
             return []
         return [self._shape.head.of("text_completion", []) | {"usage": self._shape.usage.to_json()}]
 

@@ -11,6 +11,7 @@ from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import generation_pb2
 
 from .bodies import ResponseFormat, SamplingBody, StructuredOutputs
+from .fields import names_used
 
 Constraint = generation_pb2.StructuredConstraint
 
@@ -46,8 +47,10 @@ def field_names(body: SamplingBody) -> Mapping[str, str]:
     if body.structured_outputs is not None:
         root = "structured_outputs"
         kinds = {f"constraint.{ours}": f"{root}.{_name(theirs)}" for ours, theirs in _OUTPUTS.items()}
-        return {"constraint.choice.texts": f"{root}.choice", **kinds, "constraint": root}
-    schema = "response_format.json_schema.schema"
+        names = {"constraint.choice.texts": f"{root}.choice", **kinds, "constraint": root}
+        used = names_used(body)
+        return {inner: used.get(outer, outer) for inner, outer in names.items()}
+    schema = _schema_of(body.response_format)[0] if body.response_format else "response_format"
     json_object = {"constraint.json_object": "response_format"}
     return {"constraint.json_schema": schema, **json_object, "constraint": "response_format"}
 
@@ -56,15 +59,24 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
     match asked.type:
         case "text":
             return None
-        case "json_object":
+        case "json_object" | "json_schema" | "json":
+            place, schema = _schema_of(asked)
+            if schema is not None:
+                return Constraint(json_schema=json_text(schema, place))
+            if asked.type == "json_schema":
+                raise missing("response_format.json_schema.schema")
             return Constraint(json_object=True)
-        case "json_schema":
-            if asked.json_schema is None or asked.json_schema.schema_ is None:
-                field = "response_format.json_schema.schema"
-                raise missing(field)
-            field = "response_format.json_schema.schema"
-            return Constraint(json_schema=json_text(asked.json_schema.schema_, field))
     raise unsupported("response_format.type", f"{asked.type[:32]!r} is none of {', '.join(FORMATS)}")
+
+
+def _schema_of(asked: ResponseFormat) -> tuple[str, dict[str, Any] | None]:
+    """(where a format has its schema, the schema): OpenAI's place, llama.cpp's, or TGI's."""
+    if asked.schema_ is not None:
+        return "response_format.schema", asked.schema_
+    if asked.value is not None:
+        return "response_format.value", asked.value
+    given = asked.json_schema.schema_ if asked.json_schema is not None else None
+    return "response_format.json_schema.schema", given
 
 
 def _of_outputs(asked: StructuredOutputs) -> Constraint:

@@ -14,19 +14,15 @@ from inferflux.v1 import inference_pb2, tokens_pb2
 from . import constraints
 from .answers import Json, UnnamedEvents, UsageSum, finite
 from .bodies import GenerateBody
+from .fields import names_used
 from .messages import field_names as names_of_messages
 from .messages import to_message
 from .params import priority_of, to_params
 from .served import GENERATE, check_served
 
 
-def to_request(
-    body: GenerateBody, *, default_model: str
-) -> inference_pb2.GenerateRequest | inference_pb2.ChatRequest:
+def to_request(body: GenerateBody) -> inference_pb2.GenerateRequest | inference_pb2.ChatRequest:
     """The request of a prompt, or of a conversation.
-
-    Args:
-        default_model: where the body names none.
 
     Raises:
         InvalidArgument: there is not one of prompt and messages.
@@ -34,13 +30,12 @@ def to_request(
     check_served(body, GENERATE)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidArgument("one of prompt and messages is needed", field="prompt")
-    model = body.model or default_model
     params = to_params(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
     priority, skips = priority_of(body), bool(body.skip_answer_cache)
     adapter = body.adapter or ""
     if body.messages is not None:
         return inference_pb2.ChatRequest(
-            model=model,
+            model=body.model,
             messages=[to_message(message, i) for i, message in enumerate(body.messages)],
             params=params,
             priority=priority,
@@ -48,7 +43,7 @@ def to_request(
             adapter=adapter,
         )
     request = inference_pb2.GenerateRequest(
-        model=model, params=params, priority=priority, skip_answer_cache=skips, adapter=adapter
+        model=body.model, params=params, priority=priority, skip_answer_cache=skips, adapter=adapter
     )
     if isinstance(body.prompt, str):
         request.text = body.prompt
@@ -60,6 +55,7 @@ def to_request(
 def field_names(body: GenerateBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
     return {
+        **names_used(body),
         "text": "prompt",
         "token_ids": "prompt",
         **constraints.field_names(body),

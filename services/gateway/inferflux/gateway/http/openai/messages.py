@@ -9,10 +9,11 @@ from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import inference_pb2
 
 from .bodies import ChatPart, InputAudio, Message, Part
-from .tools import to_calls
+from .tools import arguments_of, to_calls
 
 _IMAGE, _AUDIO = "image_url", "input_audio"
-_TYPES = ("text", _IMAGE, _AUDIO)
+# The latter three are of answers that are sent back.
+_TYPES = ("text", _IMAGE, _AUDIO, "refusal", "input_text", "output_text")
 
 
 def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
@@ -22,24 +23,36 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
         InvalidArgument: it has neither content nor calls, or a part that is no text.
     """
     field = f"messages[{index}]"
-    if message.function_call is not None:
-        raise unsupported(f"{field}.function_call", "it is not supported: use tool_calls")
-    if message.content is None and not message.tool_calls:
+    is_function = message.role == "function"
+    if message.content is None and message.role not in ("assistant", "tool", "function"):
         raise missing(f"{field}.content")
-    content: str | Sequence[ChatPart] = message.content or ""
+    content: str | Sequence[ChatPart] = message.content or message.refusal or ""
     parts: list[inference_pb2.ContentPart] = []
     if not isinstance(content, str) and any(part.type in (_IMAGE, _AUDIO) for part in content):
         parts = _parts(content, f"{field}.content")
         content = ""
+    calls = to_calls(message.tool_calls, f"{field}.tool_calls")
+    if message.function_call is not None and not calls:
+        called = message.function_call
+        calls = [
+            inference_pb2.ToolCall(
+                id=_legacy_id(called.name), name=called.name, arguments=arguments_of(called.arguments)
+            )
+        ]
     return inference_pb2.ChatMessage(
-        role=message.role,
+        role="tool" if is_function else message.role,
         content=text_of(content, f"{field}.content", types=_TYPES),
         parts=parts,
         name=message.name or "",
-        tool_call_id=message.tool_call_id or "",
-        tool_calls=to_calls(message.tool_calls, f"{field}.tool_calls"),
-        reasoning_content=message.reasoning_content or "",
+        tool_call_id=message.tool_call_id or (_legacy_id(message.name or "") if is_function else ""),
+        tool_calls=calls,
+        reasoning_content=message.reasoning_content or message.reasoning or "",
     )
+
+
+def _legacy_id(name: str) -> str:
+    """Of a call that was made before calls had ids: its result has the function's name alone."""
+    return f"call_{name}"
 
 
 def _parts(content: Sequence[ChatPart], field: str) -> list[inference_pb2.ContentPart]:
@@ -80,6 +93,11 @@ def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
     """What clients call the fields of calls."""
     names: dict[str, str] = {}
     for i, message in enumerate(messages):
+        if message.function_call is not None:
+            call = f"messages[{i}].function_call"
+            names |= {
+                f"messages[{i}].tool_calls[0].{name}": f"{call}.{name}" for name in ("name", "arguments")
+            }
         for j in range(len(message.tool_calls or ())):
             call = f"messages[{i}].tool_calls[{j}]"
             names |= {f"{call}.{name}": f"{call}.function.{name}" for name in ("name", "arguments")}
@@ -112,7 +130,8 @@ def text_of(content: str | Sequence[Part], field: str, *, types: Sequence[str], 
         if part.type not in types:
             known = ", ".join(map(repr, types))
             raise unsupported(f"{where}.type", f"{part.type[:32]!r} is not supported, only {known}")
-        if part.text is None:
-            raise missing(f"{where}.text")
-        texts.append(part.text)
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None:
+            raise missing(f"{where}.{part.type if part.type == 'refusal' else 'text'}")
+        texts.append(text)
     return "\n".join(texts)

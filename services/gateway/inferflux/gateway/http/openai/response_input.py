@@ -10,12 +10,16 @@ from inferflux.gateway.images.inputs import file_of, is_image_file, is_sound_fil
 from inferflux.v1 import inference_pb2
 
 from .bodies import InputItem, InputPart, Part, ResponsesBody
+from .constraints import json_text
+from .hosted import SKIPPED_ITEMS
 from .messages import audio_of, text_of
 
-_TEXTS = ("input_text", "output_text", "text", "reasoning_text")
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 _IMAGE, _AUDIO, _FILE = "input_image", "input_audio", "input_file"
 _MEDIA = (_IMAGE, _AUDIO, _FILE)
 _TYPES = (*_TEXTS, *_MEDIA)
+_INSTRUCTING = ("system", "developer")
+_SHELL = "local_shell"
 _NO_IDS = "nothing is stored: send the file, or its URL"
 
 
@@ -48,22 +52,35 @@ class Conversation:
             case None | "message":
                 self._add_message(item, field)
             case "function_call":
-                calls = self._assistant(field).tool_calls
-                self._calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = field
-                calls.add(
-                    id=_given(item.call_id, f"{field}.call_id"),
-                    name=_given(item.name, f"{field}.name"),
-                    arguments=item.arguments or "",
-                )
-            case "function_call_output":
-                output = _text(item.output, f"{field}.output")
-                id_ = _given(item.call_id, f"{field}.call_id")
-                self._add(inference_pb2.ChatMessage(role="tool", content=output, tool_call_id=id_), field)
+                self._add_call(item, item.arguments or "", field)
+            case "custom_tool_call":
+                self._add_call(item, json_text({"input": item.input or ""}, field), field)
+            case "local_shell_call" | "shell_call":
+                named = item.model_copy(update={"name": item.name or _SHELL})
+                self._add_call(named, json_text(item.action or {}, f"{field}.action"), field)
+            case "function_call_output" | "custom_tool_call_output":
+                self._add_output(item, _given(item.call_id, f"{field}.call_id"), field)
+            case "local_shell_call_output" | "shell_call_output":
+                self._add_output(item, item.call_id or item.id or "", field)
             case "reasoning":
-                if item.content:
-                    self._assistant(field).reasoning_content += _text(item.content, f"{field}.content")
+                if thought := item.content or item.summary:
+                    self._assistant(field).reasoning_content += _text(thought, f"{field}.content")
+            case _ if item.type in SKIPPED_ITEMS:
+                pass
+            case "item_reference":
+                raise unsupported(f"{field}.type", "nothing is stored: send the item itself")
             case _:
                 raise unsupported(f"{field}.type", f"{item.type[:32]!r} is not supported")
+
+    def _add_call(self, item: InputItem, arguments: str, field: str) -> None:
+        calls = self._assistant(field).tool_calls
+        self._calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = field
+        name = _given(item.name, f"{field}.name")
+        calls.add(id=_given(item.call_id, f"{field}.call_id"), name=name, arguments=arguments)
+
+    def _add_output(self, item: InputItem, call_id: str, field: str) -> None:
+        output = _text(item.output, f"{field}.output")
+        self._add(inference_pb2.ChatMessage(role="tool", content=output, tool_call_id=call_id), field)
 
     def _add(self, message: inference_pb2.ChatMessage, place: str) -> None:
         self.messages.append(message)
@@ -74,8 +91,18 @@ class Conversation:
         if not isinstance(item.content, str) and any(part.type in _MEDIA for part in item.content or ()):
             self._add_parts(role, item.content or (), field)
             return
-        content = _text(item.content, f"{field}.content", types=_TYPES)
+        is_answer = role == "assistant" and item.content is None
+        content = "" if is_answer else _text(item.content, f"{field}.content", types=_TYPES)
         last = self.messages[-1] if self.messages else None
+        if (
+            role in _INSTRUCTING
+            and last is not None
+            and len(self.messages) == 1
+            and last.role in _INSTRUCTING
+        ):
+            # Many templates take one such message, and only as the first.
+            last.content = f"{last.content}\n\n{content}"
+            return
         if role == "assistant" and last is not None and last.role == role and last.reasoning_content:
             last.content = content if not last.content else f"{last.content}\n{content}"
         else:

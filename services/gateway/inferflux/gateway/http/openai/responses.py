@@ -12,7 +12,7 @@ from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.gateway.http.sse import NAMED
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
-from . import constraints, response_input, tools
+from . import constraints, hosted, response_input, tools
 from .answers import Json, spoken_json
 from .bodies import JsonSchema, ResponseFormat, ResponsesBody, ToolBody
 from .params import priority_of, tier_of, to_params
@@ -47,10 +47,18 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
         priority=priority_of(body),
         skip_answer_cache=bool(body.skip_answer_cache),
         adapter=body.adapter or "",
-        tools=tools.to_tools(body.tools, is_of_response=True),
-        tool_choice=tools.to_choice(body.tool_choice),
+        tools=tools.to_tools(hosted.functions(body.tools), is_of_response=True),
+        tool_choice=_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=(body.reasoning.effort if body.reasoning else None) or "",
     )
+
+
+def _choice(body: ResponsesBody) -> inference_pb2.ToolChoice | None:
+    """Where only hosted tools are to choose from, there is no choice."""
+    if body.tools and not hosted.functions(body.tools) and body.tool_choice in ("auto", "required"):
+        return None
+    return tools.to_choice(body.tool_choice)
 
 
 def field_names(body: ResponsesBody) -> Mapping[str, str]:
@@ -66,7 +74,14 @@ def field_names(body: ResponsesBody) -> Mapping[str, str]:
         constrained = dict(constraints.field_names(body))
     elif body.text is None or body.text.format is None:
         constrained = {"constraint": "tools"}
-    return {**tools.field_names(body.tools), **conversation.places, **constrained, **_FIELD_NAMES}
+    return {
+        **hosted.places(body.tools),
+        **tools.field_names(hosted.functions(body.tools)),
+        **conversation.places,
+        **constrained,
+        **_FIELD_NAMES,
+        "reasoning_effort": "reasoning.effort",
+    }
 
 
 def _alternatives(body: ResponsesBody) -> int | None:
@@ -113,6 +128,7 @@ class ResponseHead:
     request_id: str
     created: int
     body: ResponsesBody
+    model: str = ""
 
     def to_json(self, status: str, output: list[Json], **fields: Any) -> Json:
         """A response in one of its states."""
@@ -127,15 +143,16 @@ class ResponseHead:
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "model": body.model,
+            "metadata": {**(body.metadata or {}), **hosted.metadata_of(body.tools)},
+            "model": self.model or body.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
+            "reasoning": body.reasoning.model_dump() if body.reasoning else None,
             "service_tier": tier_of(body),
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": self._format()},
+            "text": {"format": self._format(), "verbosity": (body.text and body.text.verbosity) or "medium"},
             "tool_choice": _dumped(body.tool_choice) or "auto",
             "tools": [_dumped(tool) for tool in body.tools or []],
             "top_p": body.top_p,

@@ -30,23 +30,12 @@ class Served:
 Table = Mapping[str, Served]
 
 _MODERATION = "it is not supported: guardrails are set by administrators"
-_EFFORT = "it is not supported: how long a model reasons cannot be set"
 
 CHAT: Table = {
-    "audio": Served(),
-    "function_call": Served(why="it is not supported: use tool_choice"),
-    "functions": Served(why="it is not supported: use tools"),
+    "audio": Served(why="answers are text: it is not supported"),
     "modalities": Served((["text"],), "only ['text'] is supported"),
     "moderation": Served(why=_MODERATION),
-    "prediction": Served(why="it is not supported: speculation has 'ngram' for drafts from the prompt"),
-    "reasoning_effort": Served(why=_EFFORT),
-    "store": Served((False,), "nothing is stored: leave it out, or send false"),
-    "verbosity": Served(("medium",), "only 'medium' is supported"),
-    "web_search_options": Served(),
-}
-
-COMPLETION: Table = {
-    "suffix": Served(("",)),
+    "web_search_options": Served(why="it is not supported: nothing is searched for"),
 }
 
 RESPONSE: Table = {
@@ -60,13 +49,8 @@ RESPONSE: Table = {
     "n": Served((1,), "a response has one choice: only 1 is supported"),
     "previous_response_id": Served(why="nothing is stored: send the whole conversation as input"),
     "prompt": Served(why="there are no stored prompts: send instructions and input"),
-    "reasoning.effort": Served(why=_EFFORT),
-    "reasoning.generate_summary": Served(why="reasoning is not summarized: it is told as it is"),
-    "reasoning.summary": Served(why="reasoning is not summarized: it is told as it is"),
     "response_format": Served(why="it is not supported: use text.format"),
-    "store": Served((False,), "nothing is stored: leave it out, or send false"),
-    "text.verbosity": Served(("medium",), "only 'medium' is supported"),
-    "truncation": Served(("disabled",), "only 'disabled' is supported"),
+    "truncation": Served(("disabled", "auto"), "only 'disabled' and 'auto' are supported"),
 }
 
 GENERATE: Table = {
@@ -74,18 +58,24 @@ GENERATE: Table = {
     "echo": Served((False,), "only false is supported: /v1/completions echoes"),
     "max_completion_tokens": Served(why="it is not supported: use max_tokens"),
     "n": Served((1,), "there is one choice: only 1 is supported"),
-    "suffix": Served(("",)),
+    "suffix": Served(("",), "it is not supported: /v1/completions fills gaps"),
     "tool_choice": Served(("auto", "none"), "it is not supported: use /v1/chat/completions"),
     "tools": Served(([],), "they are not supported: use /v1/chat/completions"),
     "top_logprobs": Served(why="it is not supported: logprobs is the number of alternatives"),
 }
 
-STREAM: Table = {
-    "stream_options.include_obfuscation": Served((False,), "only false is supported"),
-}
-
 # What a response can include. Reasoning is an item's plain text: what is sent back of it needs no encryption.
-INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+# The others are of hosted tools, of which nothing is called, or repeat what was sent.
+INCLUDED = (
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 
 def check_served(body: Body, table: Table) -> None:
@@ -111,7 +101,6 @@ def check_stream(body: Body) -> None:
     """
     if _value(body, "stream_options") is not None and not _value(body, "stream"):
         raise unsupported("stream_options", "it is for streams: set stream to true, or leave it out")
-    check_served(body, STREAM)
 
 
 def _value(body: Body, path: str) -> Any:
@@ -122,5 +111,5 @@ def _value(body: Body, path: str) -> Any:
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """1 is not True."""
-    return type(value) is type(other) and bool(value == other)
+    """1 is not True, but 1.0."""
+    return isinstance(value, bool) is isinstance(other, bool) and bool(value == other)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import inference_pb2
 
 from .answers import Json
-from .bodies import CalledTool, FunctionBody, ToolBody, ToolChoiceBody
+from .bodies import CalledTool, ChosenFunction, FunctionBody, ToolBody, ToolChoiceBody
 from .constraints import json_text
 
 _MODES: Mapping[str, inference_pb2.ToolChoiceMode.ValueType] = {
@@ -30,6 +31,25 @@ def to_tools(tools: Sequence[ToolBody] | None, *, is_of_response: bool = False) 
     """
     inner = "" if is_of_response else ".function"
     return [_tool(tool, f"tools[{i}]", inner) for i, tool in enumerate(tools or [])]
+
+
+def legacy_tools(functions: Sequence[FunctionBody]) -> list[ToolBody]:
+    """Functions as they were named before there were tools.
+
+    Raises:
+        InvalidArgument: one has no name.
+    """
+    for i, function in enumerate(functions):
+        if function.name is None:
+            raise missing(f"functions[{i}].name")
+    return [ToolBody(type="function", function=function) for function in functions]
+
+
+def legacy_choice(choice: str | ChosenFunction | None) -> str | ToolChoiceBody | None:
+    """`function_call` as a choice of tools."""
+    if choice is None or isinstance(choice, str):
+        return choice
+    return ToolChoiceBody(type="function", function=choice)
 
 
 def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice | None:
@@ -61,10 +81,14 @@ def to_calls(calls: Sequence[CalledTool] | None, field: str) -> list[inference_p
         if call.type not in (None, "function") or call.function is None:
             raise unsupported(f"{field}[{i}].type", "only 'function' is supported")
         function = call.function
-        made.append(
-            inference_pb2.ToolCall(id=call.id or "", name=function.name, arguments=function.arguments or "")
-        )
+        arguments = arguments_of(function.arguments)
+        made.append(inference_pb2.ToolCall(id=call.id or "", name=function.name, arguments=arguments))
     return made
+
+
+def arguments_of(given: str | dict[str, Any] | None) -> str:
+    """Arguments as JSON text; some clients send them as an object."""
+    return json_text(given, "arguments") if isinstance(given, dict) else given or ""
 
 
 def field_names(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:

@@ -1,0 +1,53 @@
+"""Tools that OpenAI hosts, and what they left in a conversation: they are skipped, and that is said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .bodies import ToolBody
+
+# Of a response's metadata.
+SKIPPED = "inferflux_skipped_tools"
+# OpenAI's bound of such a value.
+_MOST_CHARS = 512
+
+# Items of an input that repeat what a hosted tool did, or say nothing to a model.
+SKIPPED_ITEMS = frozenset(
+    {
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "file_search_call",
+        "ghost_snapshot",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+
+
+def functions(tools: Sequence[ToolBody] | None) -> list[ToolBody]:
+    """The functions among a response's tools."""
+    return [tool for tool in tools or [] if tool.type == "function"]
+
+
+def metadata_of(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
+    """What a response's metadata says of the tools that it leaves out."""
+    skipped = sorted({tool.type for tool in tools or [] if tool.type != "function"})
+    return {SKIPPED: ", ".join(skipped)[:_MOST_CHARS]} if skipped else {}
+
+
+def places(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
+    """Where the client has functions, for errors."""
+    given = [i for i, tool in enumerate(tools or []) if tool.type == "function"]
+    return {f"tools[{ours}]": f"tools[{theirs}]" for ours, theirs in enumerate(given) if ours != theirs}
