@@ -744,6 +744,7 @@ class ToolCallsConstraint(_message.Message):
     IS_SINGLE_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     SYNTAX_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     format: Global___ToolCallFormat.ValueType
     is_required: _builtins.bool
     """There is at least one call, and no text beside the calls."""
@@ -754,6 +755,10 @@ class ToolCallsConstraint(_message.Message):
     def functions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionSchema]: ...
     @_builtins.property
     def syntax(self) -> Global___AnswerSyntax: ...
+    @_builtins.property
+    def content(self) -> Global___StructuredConstraint:
+        """What an answer without calls has to look like; unset: any text, also before calls."""
+
     def __init__(
         self,
         *,
@@ -763,10 +768,11 @@ class ToolCallsConstraint(_message.Message):
         is_single: _builtins.bool = ...,
         reasoning: Global___ReasoningFormat.ValueType = ...,
         syntax: Global___AnswerSyntax | None = ...,
+        content: Global___StructuredConstraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "syntax", b"syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "reasoning", b"reasoning", "syntax", b"syntax"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "reasoning", b"reasoning", "syntax", b"syntax"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -785,6 +791,8 @@ class StructuredConstraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    SYNTAX_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
     json_object: _builtins.bool
     """Any JSON object; never false."""
@@ -796,6 +804,8 @@ class StructuredConstraint(_message.Message):
     """A grammar in llguidance's Lark; its rule `start` is the answer."""
     regex: _builtins.str
     """A regular expression of the whole answer, in Rust's syntax."""
+    reasoning: Global___ReasoningFormat.ValueType
+    """What of the answer may come before the content."""
     strict: _builtins.bool
     """Refuse a JSON schema with keywords that cannot be enforced. Else they are checked when the answer ends."""
     @_builtins.property
@@ -803,6 +813,10 @@ class StructuredConstraint(_message.Message):
     @_builtins.property
     def tool_calls(self) -> Global___ToolCallsConstraint:
         """Not a client's to set: ChatRequest.tools are."""
+
+    @_builtins.property
+    def syntax(self) -> Global___AnswerSyntax:
+        """Not a client's to set, as is `reasoning`: how the answer is written that this is the content of."""
 
     def __init__(
         self,
@@ -814,11 +828,13 @@ class StructuredConstraint(_message.Message):
         regex: _builtins.str = ...,
         choice: Global___ChoiceConstraint | None = ...,
         tool_calls: Global___ToolCallsConstraint | None = ...,
+        syntax: Global___AnswerSyntax | None = ...,
+        reasoning: Global___ReasoningFormat.ValueType = ...,
         strict: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "strict", b"strict", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "reasoning", b"reasoning", "regex", b"regex", "strict", b"strict", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_object", "json_schema", "gbnf", "lark", "regex", "choice", "tool_calls"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
+from .answers.answer import lark_of as answer_lark
+from .answers.lark import SpellingError
 from .checking import ConstraintError, check_of, is_checked, readable
 from .tool_calls import ControlToken, lark_of
 from .vocabulary import NoEndError, tokenizer_of
@@ -87,7 +90,7 @@ class Compiler:
             ConstraintError: it does not parse, is too large, or no answer satisfies it.
         """
         tokenizer = self.read_vocabulary()
-        grammar = grammar_of(constraint, self._vocab.control_token)
+        grammar = grammar_of(constraint, self._vocab.control_token, self._vocab.eog)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
         if warnings := matcher.get_grammar_warnings():
             raise ConstraintError(readable(warnings[0]))
@@ -100,16 +103,59 @@ class Compiler:
 
 
 def grammar_of(
-    constraint: generation_pb2.StructuredConstraint, control: ControlToken = lambda _text: None
+    constraint: generation_pb2.StructuredConstraint,
+    control: ControlToken = lambda _text: None,
+    ends: AbstractSet[int] = frozenset(),
 ) -> str:
     """The constraint as llguidance reads it.
 
     Args:
-        control: which markers of tool calls are control tokens.
+        control: which markers of an answer are control tokens.
+        ends: control tokens that end a generation.
 
     Raises:
         ConstraintError: it does not parse.
     """
+    if constraint.HasField("tool_calls") and constraint.tool_calls.HasField("syntax"):
+        calls = constraint.tool_calls
+        content = calls.content if calls.HasField("content") else None
+        return _answer(calls.syntax, calls.reasoning, calls, content, control, ends)
+    if constraint.HasField("syntax"):
+        return _answer(constraint.syntax, constraint.reasoning, None, constraint, control, ends)
+    return _plain(constraint, control)
+
+
+def _answer(
+    syntax: generation_pb2.AnswerSyntax,
+    reasoning: generation_pb2.ReasoningFormat.ValueType,
+    calls: generation_pb2.ToolCallsConstraint | None,
+    content: generation_pb2.StructuredConstraint | None,
+    control: ControlToken,
+    ends: AbstractSet[int],
+) -> str:
+    """An answer with thoughts and calls; its content is a grammar of its own."""
+    try:
+        lark = answer_lark(
+            syntax,
+            reasoning=reasoning,
+            calls=calls,
+            content="" if content is None else "@content",
+            json_options=_JSON_OPTIONS,
+            control=control,
+            ends=ends,
+        )
+    except SpellingError as error:
+        raise ConstraintError(str(error)) from None
+    if content is None:
+        return LLMatcher.grammar_from_lark(lark)
+    plain = _plain(content, control)
+    held = json.loads(plain)["grammars"][0] if plain.startswith('{"grammars"') else {"lark_grammar": plain}
+    grammars: list[Any] = [{"lark_grammar": lark}, {**held, "name": "content"}]
+    return json.dumps({"grammars": grammars})
+
+
+def _plain(constraint: generation_pb2.StructuredConstraint, control: ControlToken) -> str:
+    """A constraint of a whole answer."""
     try:
         match constraint.WhichOneof("constraint"):
             case "json_object":

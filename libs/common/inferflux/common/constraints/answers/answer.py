@@ -1,0 +1,303 @@
+"""The grammar of a whole answer: a thought, then content, calls, or both (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+from inferflux.v1 import generation_pb2
+
+from .arguments import arguments_of
+from .lark import ANY, BLANKS, ControlToken, Lark, SpellingError, loose_pattern, pattern_of, quoted
+from .schemas import Root
+
+OPEN: Final = generation_pb2.REASONING_FORMAT_OPEN
+_PLACEHOLDER = re.compile(r"(\$(?:name|arguments|id|index|number)(?![a-z]))")
+_OTHERS: Final = {"$id": r"[A-Za-z0-9_-]{1,64}", "$index": "[0-9]{1,3}", "$number": "[0-9]{1,3}"}
+_MARKS = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^<\[\s]+\s*|\s+")
+# In a call that is no JSON a name stands among signs.
+_UNSAFE_NAME: Final = re.compile(r"[\x00-\x20\x7f<>\"'|=,;(){}\[\]\\]")
+
+
+def lark_of(
+    syntax: generation_pb2.AnswerSyntax,
+    *,
+    reasoning: generation_pb2.ReasoningFormat.ValueType,
+    calls: generation_pb2.ToolCallsConstraint | None,
+    content: str,
+    json_options: Mapping[str, Any],
+    control: ControlToken,
+    ends: AbstractSet[int] = frozenset(),
+) -> str:
+    """llguidance's Lark of an answer.
+
+    Args:
+        reasoning: what of it may be a thought.
+        calls: what it may call, as `limits` takes them; schemas are normalised. None: nothing.
+        content: terms of the content; "" for any text.
+        json_options: llguidance's, for every schema.
+        control: which markers are control tokens.
+        ends: control tokens that end a generation.
+
+    Raises:
+        SpellingError: a name cannot be written in this syntax.
+    """
+    return _Answer(syntax, reasoning, calls, content, json_options, Lark(control, ends)).text()
+
+
+class _Answer:
+    def __init__(
+        self,
+        syntax: generation_pb2.AnswerSyntax,
+        reasoning: generation_pb2.ReasoningFormat.ValueType,
+        calls: generation_pb2.ToolCallsConstraint | None,
+        content: str,
+        json_options: Mapping[str, Any],
+        lark: Lark,
+    ) -> None:
+        self._syntax = syntax
+        self._reasoning = reasoning if syntax.HasField("thought") else 0
+        self._calls = calls
+        self._content = content
+        self._options = json_options
+        self._lark = lark
+
+    def text(self) -> str:
+        self._lark.rule("start", " ".join(filter(None, [self._thoughts(), self._noise(), "answer"])))
+        self._lark.rule("answer", " | ".join(self._answers()))
+        return self._lark.text()
+
+    def _noise(self) -> str:
+        """Structure that belongs to nothing, before an answer."""
+        texts = [one for one in self._syntax.noise if not one.startswith(self._trigger or one)]
+        return f"({' | '.join(self._lark.loose(one) for one in texts)})*" if texts else ""
+
+    def _thoughts(self) -> str:
+        """What comes before the answer."""
+        if not self._reasoning:
+            return ""
+        thought = self._syntax.thought
+        whole = " ".join(filter(None, [self._lark.blanks(), self._lark.loose(thought.begin.rstrip())]))
+        whole = f"({whole} {self._lark.until(thought.end)})"
+        more = f"{whole}*" if self._syntax.HasField("channels") else ""
+        if self._reasoning == OPEN:
+            return f"{self._lark.until(thought.end)} {more}".strip()
+        return more or f"{whole}?"
+
+    def _answers(self) -> list[str]:
+        """All that may come after the thought."""
+        calls = None if self._calls is None else self._written_calls(self._calls)
+        if calls is None:
+            return [self._held_content() if self._content else self._free_content()]
+        begins = [self._terms(one, blanks=True) for one in self._syntax.calls.optional_begins]
+        begin = f"({' | '.join(begins)})? " if begins else ""
+        # A call that is the whole answer has its blanks in its first terminal: text may begin with them, too.
+        only_calls = f"{begin}{calls}" if self._is_whole else f"{self._lark.blanks()} {begin}{calls}"
+        if self._calls and self._calls.is_required:
+            return [only_calls]
+        if self._content:
+            return [self._held_content(), only_calls]
+        if self._syntax.HasField("channels") and self._syntax.content_begin:
+            return [self._free_content(), only_calls]
+        if self._is_whole:
+            return [self._text(*self._excluded()), only_calls]
+        return self._text_and_calls(calls)
+
+    def _free_content(self) -> str:
+        """Any text as content."""
+        begin = self._lark.loose(self._syntax.content_begin)
+        text = self._text()
+        if not begin:
+            return text
+        end = self._lark.last(self._syntax.content_end)
+        closed = f"({end})?" if end else ""
+        is_needed = self._syntax.HasField("channels")
+        marked = " ".join(filter(None, [self._lark.blanks(), begin, text, closed]))
+        return marked if is_needed else f"({marked} | {text})"
+
+    def _held_content(self) -> str:
+        """Content of which the constraint says what it is."""
+        begin = self._lark.loose(self._syntax.content_begin)
+        end = self._lark.last(self._syntax.content_end)
+        if begin and not self._syntax.HasField("channels"):
+            begin = f"({begin} {self._lark.blanks()})?"
+        blanks = self._lark.blanks() if begin or self._reasoning else ""
+        return " ".join(filter(None, [blanks, begin, self._content, f"({end})?" if end else ""]))
+
+    def _text_and_calls(self, calls: str) -> list[str]:
+        """Free text up to what opens a call; from there on calls."""
+        (first, *_) = self._lark.pieces(self._trigger)
+        if isinstance(first, int):
+            return [f"{self._free_content()} | {self._text()} {calls}"]
+        mark = pattern_of(self._trigger)
+        head = self._lark.rule("head", self._lark.shared("HEAD", self._body(mark)), of="[lazy]")
+        free = [self._text(f"~/{ANY}{mark}{ANY}/"), f"{head} {calls}"]
+        begins = [one for one in self._syntax.noise if one.startswith(self._trigger)]
+        if not begins:
+            return free
+        lead = " | ".join(self._lark.loose(one) for one in begins)
+        return [f"({lead}) ({' | '.join(free)})", f"{self._lark.exact(self._trigger)} {calls}"]
+
+    def _text(self, *conditions: str) -> str:
+        return self._lark.shared("TEXT", self._body("", *conditions)) + "?"
+
+    def _body(self, mark: str, *conditions: str) -> str:
+        """A terminal of any text; one that begins with a thought is a thought."""
+        whole = [f"/{ANY}{mark}/", *conditions]
+        begin = self._syntax.thought.begin.strip()
+        if self._reasoning and self._reasoning != OPEN and begin:
+            (first, *_) = self._lark.pieces(begin)
+            if isinstance(first, str):
+                whole.append(rf"~/\s*{pattern_of(first.split()[0])}{ANY}/")
+        return " & ".join(whole)
+
+    def _excluded(self) -> list[str]:
+        """Texts that begin as a call does which is the whole answer."""
+        common, parts = self._split()
+        head = loose_pattern(self._syntax.calls.begin + common, is_json=self._is_json)
+        if self._calls and not self._is_json:
+            names = "|".join(pattern_of(function.name) for function in self._calls.functions)
+            head += f"({names}){loose_pattern(parts[0].removeprefix('$name'))}"
+        excluded = [rf"~/\s*{head}{ANY}/"]
+        for begin in self._syntax.calls.optional_begins:
+            (first, *_) = self._lark.pieces(begin.strip()) or [0]
+            if isinstance(first, str):
+                excluded.append(rf"~/\s*{pattern_of(first.strip())}{ANY}/")
+        return excluded
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._syntax.calls.is_whole_answer
+
+    @property
+    def _is_json(self) -> bool:
+        """Whether a call is one JSON object, with the name in it."""
+        return '"$name"' in self._syntax.calls.call
+
+    @property
+    def _trigger(self) -> str:
+        """The text from which on an answer is a call: the first markers of a run that neither content nor a
+        thought begin with."""
+        opening = (self._syntax.calls.begin + _PLACEHOLDER.split(self._syntax.calls.call)[0]).strip()
+        others = (self._syntax.content_begin.strip(), self._syntax.thought.begin.strip())
+        text = ""
+        for part in _MARKS.findall(opening):
+            text += part
+            if not any(other.startswith(text) for other in others):
+                break
+        return text.rstrip()
+
+    def _written_calls(self, calls: generation_pb2.ToolCallsConstraint) -> str:
+        """All calls of a run. What opens them is left out where it ends free text."""
+        form = self._syntax.calls
+        if self._is_whole and self._is_json and self._content:
+            objects = (json.dumps(self._as_object(one), ensure_ascii=False) for one in calls.functions)
+            return f"({' | '.join(f'%json {one}' for one in objects)})"
+        common, parts = self._split()
+        if "$name" in form.begin:
+            return self._named_runs(calls)
+        self._lark.rule("call", " | ".join(self._function(one, parts) for one in calls.functions))
+        begin, first, lead = form.begin, common, self._terms(common)
+        if self._opens_with_text():
+            opening = begin + common
+            rest = opening[opening.index(self._trigger) + len(self._trigger) :]
+            begin, first = "", rest
+        call = f"{self._terms(begin + first, blanks=self._is_whole)} call"
+        if self._is_whole and not self._is_json:
+            heads = (self._function(one, parts, before=begin + common) for one in calls.functions)
+            call = self._lark.rule("whole", " | ".join(heads))
+        more = ""
+        if not calls.is_single and not form.is_single:
+            more = f"({self._terms(form.separator)} {lead} call)*"
+        return " ".join(filter(None, [call, more, self._lark.last(form.end, is_json=self._is_json)]))
+
+    def _named_runs(self, calls: generation_pb2.ToolCallsConstraint) -> str:
+        """Runs of one function, which names it where it begins."""
+        common, parts = self._split()
+        end = self._lark.last(self._syntax.calls.end)
+        runs = []
+        for function in calls.functions:
+            begin = self._terms(self._syntax.calls.begin.replace("$name", self._name(function.name)) + common)
+            runs.append(" ".join(filter(None, [begin, self._function(function, parts), end])))
+        return self._lark.rule("runs", " | ".join(runs))
+
+    def _as_object(self, function: generation_pb2.FunctionSchema) -> Mapping[str, Any]:
+        """The schema of a call that is one JSON object: content that is JSON, too, begins as it does."""
+        schema = json.loads(function.parameters)
+        whole = dict(Root(schema).alone(schema))
+        moved = {"$defs": whole.pop("$defs")} if "$defs" in whole else {}
+        (name,) = re.findall(r'"(\w+)":\s*"\$name"', self._syntax.calls.call)
+        (arguments,) = re.findall(r'"(\w+)":\s*\$arguments', self._syntax.calls.call)
+        return {
+            "type": "object",
+            "properties": {name: {"const": function.name}, arguments: whole},
+            "required": [name, arguments],
+            "additionalProperties": False,
+            "x-guidance": dict(self._options),
+            **moved,
+        }
+
+    def _opens_with_text(self) -> bool:
+        """Whether free text comes before calls, which a text opens."""
+        is_free = self._calls is not None and not self._calls.is_required and not self._content
+        if not is_free or self._is_whole or self._syntax.HasField("channels"):
+            return False
+        (first, *_) = self._lark.pieces(self._trigger)
+        return isinstance(first, str)
+
+    def _split(self) -> tuple[str, Sequence[str]]:
+        """(what all calls begin with, the parts that follow)."""
+        common, *parts = re.split(r"(?=\$(?:name|arguments)(?![a-z]))", self._syntax.calls.call)
+        return common, parts
+
+    def _terms(self, text: str, *, blanks: bool = False) -> str:
+        """Terms of a text with numbers and ids.
+
+        Args:
+            blanks: whether its first terminal begins with some.
+        """
+        made = []
+        for part in filter(None, _PLACEHOLDER.split(text)):
+            if part in _OTHERS:
+                made.append(f"/{_OTHERS[part]}/")
+            elif blanks and not made and isinstance(self._lark.pieces(part)[0], str):
+                made.append(self._lark.loose("\n" + part, is_json=self._is_json))
+            else:
+                made.append(self._lark.loose(part, is_json=self._is_json))
+        return " ".join(filter(None, made))
+
+    def _function(
+        self, function: generation_pb2.FunctionSchema, parts: Sequence[str], *, before: str | None = None
+    ) -> str:
+        """The rule of a call of this function, from its name on.
+
+        Args:
+            before: what is a terminal together with its name.
+        """
+        form = self._syntax.calls
+        name = self._name(function.name)
+        arguments = arguments_of(form, self._lark, self._options)
+        is_last = self._calls is not None and (self._calls.is_single or form.is_single) and not form.end
+        terms = []
+        for i, part in enumerate(parts):
+            which, rest = ("$name", part[5:]) if part.startswith("$name") else ("$arguments", part[10:])
+            if which == "$arguments":
+                terms.append(arguments.of(json.loads(function.parameters)))
+            elif before is not None:
+                terms.append(f"/{BLANKS}{loose_pattern(before + name + rest)}/")
+                continue
+            else:
+                terms.append(quoted(name))
+            is_end = is_last and i == len(parts) - 1
+            terms.append(self._lark.last(rest, is_json=self._is_json) if is_end else self._terms(rest))
+        return self._lark.rule(self._lark.fresh("call"), " ".join(filter(None, terms)))
+
+    def _name(self, name: str) -> str:
+        if self._is_json:
+            return json.dumps(name, ensure_ascii=False)[1:-1]
+        if _UNSAFE_NAME.search(name):
+            raise SpellingError(f"the name {name[:64]!r} cannot be written in this model's calls")
+        return name

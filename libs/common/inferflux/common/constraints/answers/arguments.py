@@ -1,0 +1,207 @@
+"""The arguments of a call in each style, as rules of a grammar (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from inferflux.v1 import generation_pb2
+
+from .lark import Lark, SpellingError, loose_pattern, pattern_of, quoted
+from .members import Spelling, members_of
+from .schemas import Root, Schema, types_of
+from .values import NOTATIONS, Values
+
+_KEY: Final = r"[A-Za-z_][A-Za-z0-9_.-]{0,63}"
+_UNSAFE_KEY: Final = re.compile(r"[\x00-\x1f\x7f<>\"'|=:,{}\[\]()]|^\s|\s$|^$")
+_WORDS: Final = {"boolean": ("true", "false", "True", "False"), "null": ("null", "None")}
+_BESIDE: Final = r"[ \t\n]{0,2}"
+
+
+class Arguments(Protocol):
+    def of(self, schema: Schema) -> str:
+        """Terms of all arguments of a function whose parameters have this schema."""
+
+
+def arguments_of(calls: generation_pb2.CallSyntax, lark: Lark, json_options: Mapping[str, Any]) -> Arguments:
+    """What writes the arguments of a family's calls.
+
+    Args:
+        json_options: llguidance's, for every schema.
+    """
+    inline = _Json(json_options)
+    if calls.style in NOTATIONS:
+        return _Keywords(calls, lark, Values(lark, NOTATIONS[calls.style]))
+    if calls.style in (generation_pb2.ARGUMENT_STYLE_TEXT, generation_pb2.ARGUMENT_STYLE_NESTED):
+        return _Parameters(calls, lark, inline)
+    return inline
+
+
+class _Json:
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+
+    def of(self, schema: Schema) -> str:
+        whole = {**schema, "x-guidance": dict(self._options)}
+        return f"%json {json.dumps(whole, ensure_ascii=False)}"
+
+
+class _Keywords:
+    """`a=1, b='x'`, and what is alike."""
+
+    def __init__(self, calls: generation_pb2.CallSyntax, lark: Lark, values: Values) -> None:
+        self._lark = lark
+        self._values = values
+        self._separator = f"/{loose_pattern(calls.parameter_separator.strip() + ' ')}/"
+        self._before, _, rest = calls.parameter.partition("$key")
+        self._between, _, self._after = rest.partition("$value")
+
+    def of(self, schema: Schema) -> str:
+        root = Root(schema)
+
+        def member(key: str | None, value: Any) -> str:
+            name = f"/{_KEY}/" if key is None else quoted(_checked(key))
+            terms = (self._lark.loose(self._before), name, self._lark.loose(self._between))
+            return " ".join(
+                filter(None, [*terms, self._values.of(value, root), self._lark.loose(self._after)])
+            )
+
+        return members_of(self._lark, root.object_of(schema), Spelling(self._separator, member))
+
+
+class _Parameters:
+    """`<parameter=a>1</parameter>`, and what is alike: strings as they are, all else as JSON."""
+
+    def __init__(self, calls: generation_pb2.CallSyntax, lark: Lark, inline: _Json) -> None:
+        self._calls = calls
+        self._lark = lark
+        self._inline = inline
+        self._is_nested = calls.style == generation_pb2.ARGUMENT_STYLE_NESTED
+        # Values that have parameters themselves, by their schema.
+        self._nested: dict[str, str] = {}
+
+    def of(self, schema: Schema) -> str:
+        return self._members(schema, Root(schema))
+
+    def _members(self, schema: Schema, root: Root) -> str:
+        separator = self._lark.loose(self._calls.parameter_separator)
+        spelling = Spelling(separator, lambda key, value: self._parameter(key, value, root))
+        return members_of(self._lark, root.object_of(schema), spelling)
+
+    def _parameter(self, key: str | None, schema: Any, root: Root) -> str:
+        """All ways to write it: for each type of a union one, where the syntax names the type."""
+        alternatives = list(root.alternatives(schema))
+        types = list(dict.fromkeys(kind for one in alternatives for kind in types_of(one)))
+        if len(types) > 1 and re.search(r"\$(type|is_string)", self._calls.parameter):
+            groups = {k: [_narrowed(one, k) for one in alternatives if k in types_of(one)] for k in types}
+        else:
+            groups = {types[0] if len(types) == 1 else "string": alternatives}
+        written = dict.fromkeys(self._one(key, kind, group, root) for kind, group in groups.items())
+        return f"({' | '.join(written)})" if len(written) > 1 else next(iter(written))
+
+    def _one(self, key: str | None, kind: str, group: Sequence[Schema], root: Root) -> str:
+        """A parameter of one type, or of several that look alike."""
+        text = self._calls.parameter.replace("$type", kind)
+        text = text.replace("$is_string", "true" if kind == "string" else "false")
+        before, _, rest = text.partition("$key")
+        between, _, after = rest.partition("$value")
+        name = f"/{_KEY}/" if key is None else quoted(_checked(key))
+        if key is None and "$key" in after:
+            after, _, end = after.partition("$key")
+            tail = f"/{_KEY}{pattern_of(end)}/"
+        else:
+            tail = ""
+        terms = (self._lark.loose(before), name, self._lark.loose(between.rstrip()))
+        value = self._value(group, root, after.replace("$key", key or ""))
+        return " ".join(filter(None, [*terms, value, tail]))
+
+    def _value(self, group: Sequence[Schema], root: Root, end: str) -> str:
+        """A value, and what is after it."""
+        blanks, close = self._lark.blanks(), self._lark.loose(end.strip())
+        tail = self._lark.loose(end[len(end.rstrip()) :])
+        words = _words(group)
+        if words is not None:
+            body = "|".join(pattern_of(word) for word in words if word)
+            term = f"/{_BESIDE}({body}){_BESIDE}/" if body else blanks
+            value = f"({term} | {blanks})" if "" in words and body else term
+        elif any("string" in types_of(one) for one in group):
+            head = _string_pattern(group[0]) if len(group) == 1 else ""
+            return " ".join(filter(None, [self._lark.until(end.strip(), head=head), tail]))
+        elif (nested := self._nested_value(group, root)) is not None:
+            value = f"{blanks} {nested} {blanks}"
+        else:
+            schema = root.alone(group[0] if len(group) == 1 else {"anyOf": list(group)})
+            value = f"{blanks} {self._inline.of(schema)} {blanks}"
+        return " ".join(filter(None, [value, close, tail]))
+
+    def _nested_value(self, group: Sequence[Schema], root: Root) -> str | None:
+        """A value whose parts are parameters themselves; None: it has none."""
+        if not self._is_nested or len(group) != 1 or types_of(group[0]) not in (["object"], ["array"]):
+            return None
+        schema = group[0]
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self._nested:
+            name = self._nested[key] = self._lark.fresh("nested")
+            if types_of(schema) == ["object"]:
+                body = self._members(schema, root)
+            else:
+                body = f"({self._parameter('item', schema.get('items', {}), root)})*"
+            self._lark.rule(name, body)
+        return self._nested[key]
+
+
+def _narrowed(schema: Schema, kind: str) -> Schema:
+    """What a schema says of one type."""
+    if "enum" in schema:
+        return {"enum": [value for value in schema["enum"] if types_of({"enum": [value]}) == [kind]]}
+    return {**schema, "type": kind}
+
+
+def _words(group: Sequence[Schema]) -> list[str] | None:
+    """All texts of a value; None if there are more than can be listed, or some are no words."""
+    texts: dict[str, None] = {}
+    for one in group:
+        if "enum" in one:
+            if any(isinstance(value, dict | list) for value in one["enum"]):
+                return None
+            for value in one["enum"]:
+                texts.update(dict.fromkeys(_texts_of(value)))
+        elif set(types_of(one)) <= _WORDS.keys():
+            texts.update(dict.fromkeys(word for kind in types_of(one) for word in _WORDS[kind]))
+        else:
+            return None
+    return list(texts)
+
+
+def _texts_of(value: Any) -> Sequence[str]:
+    match value:
+        case bool():
+            return ("true", "True") if value else ("false", "False")
+        case None:
+            return _WORDS["null"]
+        case str():
+            return (value,)
+        case _:
+            return (json.dumps(value),)
+
+
+def _string_pattern(schema: Schema) -> str:
+    """A regular expression of a string; "" for any. Blanks beside it are the family's."""
+    if types_of(schema) != ["string"]:
+        return ""
+    pattern = schema.get("pattern", "")
+    if pattern.startswith("^") and pattern.endswith("$") and "|" not in pattern:
+        return f"{_BESIDE}({pattern[1:-1].replace('/', chr(92) + '/')}){_BESIDE}"
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if least == 0 and most is None:
+        return ""
+    return rf"{_BESIDE}(.|\n){{{least},{'' if most is None else most}}}{_BESIDE}"
+
+
+def _checked(key: str) -> str:
+    """Raises SpellingError for a name that could not be told from what is around it."""
+    if _UNSAFE_KEY.search(key):
+        raise SpellingError(f"the parameter {key[:64]!r} cannot be written in this model's calls")
+    return key

@@ -1,0 +1,164 @@
+"""Pieces of llguidance's Lark: markers as text or control tokens, loose blanks, rules by name (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+
+# The id of the control token that is spelled so; None where the marker is text.
+ControlToken = Callable[[str], int | None]
+
+ANY = r"(.|\n)*"
+BLANKS = r"[ \t\n]{0,16}"
+_MARKER = re.compile(r"(<[^<>\s]*>|\[[^\[\]\s]*\])")
+_SIGNS = "<>[]{}(),:;=|"
+_SPECIAL = re.compile(r"[\\/.+*?()\[\]{}^$|&~#\"-]")
+_JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]:,]|\s+|[^"{}\[\]:,\s]+')
+
+
+def pattern_of(text: str) -> str:
+    """A regular expression of exactly this text."""
+    return _SPECIAL.sub(lambda found: "\\" + found[0], text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def loose_pattern(text: str, *, is_json: bool = False) -> str:
+    """A regular expression of a text whose blanks may be others: beside signs, or anywhere in JSON, none."""
+    if is_json:
+        # What follows a name begins with its closing quote.
+        quote, rest = ('"', text[1:]) if text.startswith('"') else ("", text)
+        parts = [*quote, *_JSON_PARTS.findall(rest)]
+        made = [BLANKS if part.isspace() else _spaced(part) for part in parts]
+    else:
+        made = []
+        parts = re.split(r"(\s+)", text)
+        for i, part in enumerate(parts):
+            if not part.isspace():
+                made.append(pattern_of(part))
+                continue
+            beside = parts[i - 1][-1:] + parts[i + 1][:1]
+            is_apart = len(beside) == 2 and not any(sign in _SIGNS for sign in beside)
+            made.append(pattern_of(part) if is_apart else BLANKS)
+    joined = "".join(made)
+    while BLANKS * 2 in joined:
+        joined = joined.replace(BLANKS * 2, BLANKS)
+    return joined
+
+
+def _spaced(part: str) -> str:
+    return f"{BLANKS}{pattern_of(part)}{BLANKS}" if part in "{}[]:," else pattern_of(part)
+
+
+class SpellingError(Exception):
+    """A name cannot be written in this syntax; says why."""
+
+
+class Lark:
+    """A grammar that is being written.
+
+    Args:
+        control: which markers are control tokens.
+        ends: ids of control tokens that end a generation.
+    """
+
+    def __init__(self, control: ControlToken, ends: AbstractSet[int] = frozenset()) -> None:
+        self._control = control
+        self._ends = ends
+        self._rules: list[str] = []
+        # By what rules are.
+        self._names: dict[str, str] = {}
+        self._n_fresh = 0
+
+    def text(self) -> str:
+        return "\n".join(["%llguidance {}", *self._rules]) + "\n"
+
+    def rule(self, name: str, body: str, *, of: str = "") -> str:
+        """Add a rule.
+
+        Args:
+            of: what is between its name and the colon.
+        """
+        self._rules.append(f"{name}{of}: {body}")
+        return name
+
+    def fresh(self, kind: str) -> str:
+        """A name that no rule has."""
+        self._n_fresh += 1
+        return f"{kind}_{self._n_fresh}"
+
+    def shared(self, kind: str, body: str, *, of: str = "") -> str:
+        """The name of a rule, or of a terminal, of this body; there is one of each."""
+        key = f"{kind}{of} {body}"
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = self.fresh(kind)
+            self.rule(name, body, of=of)
+        return name
+
+    def pieces(self, text: str) -> list[str | int]:
+        """A text cut at its control tokens, which are ids."""
+        made: list[str | int] = []
+        for part in _MARKER.split(text):
+            token = self._control(part) if _MARKER.fullmatch(part) else None
+            if token is not None:
+                made.append(token)
+            elif made and isinstance(made[-1], str):
+                made[-1] += part
+            elif part:
+                made.append(part)
+        return made
+
+    def exact(self, text: str) -> str:
+        """Terminals of exactly this text; "" for none."""
+        return _joined(f"<[{p}]>" if isinstance(p, int) else quoted(p) for p in self.pieces(text))
+
+    def loose(self, text: str, *, is_json: bool = False) -> str:
+        """Terminals of this text, whose blanks may be others."""
+        return _joined(self._loose(piece, is_json=is_json) for piece in self.pieces(text))
+
+    def last(self, text: str, *, is_json: bool = False) -> str:
+        """The same at the end of an answer: what ends the generation there is left to end it."""
+        pieces = self.pieces(text.rstrip())
+        while pieces and isinstance(pieces[-1], int) and pieces[-1] in self._ends:
+            pieces.pop()
+        return _joined(self._loose(piece, is_json=is_json) for piece in pieces)
+
+    def blanks(self) -> str:
+        """Some blanks, or none."""
+        return self.shared("BLANKS", r"/[ \t\n]{1,16}/") + "?"
+
+    def until(self, marker: str, *, head: str = "") -> str:
+        """Any text up to a marker, and the marker.
+
+        Args:
+            head: a regular expression of what the text is instead of any.
+        """
+        pieces = self.pieces(marker.strip())
+        first, rest = pieces[0], _joined(self._loose(p, is_json=False) for p in pieces[1:])
+        if isinstance(first, int):
+            return _joined([self.shared("TEXT", f"/{head or ANY}/") + "?", f"<[{first}]>", rest])
+        lead = first.split()[0] if first.split() else first
+        if not head:
+            made = self.shared("until", f"/{ANY}{pattern_of(lead)}/", of="[lazy]")
+        else:
+            body = f"/({head}){pattern_of(lead)}/ & ~/{ANY}{pattern_of(lead)}(.|\\n)+/"
+            made = self.shared("until", self.shared("UNTIL", body), of="[lazy]")
+        return _joined([made, self._loose(first[len(lead) :], is_json=False), rest])
+
+    def _loose(self, piece: str | int, *, is_json: bool) -> str:
+        if isinstance(piece, int):
+            return f"<[{piece}]>"
+        if not piece.strip():
+            return self.blanks() if piece else ""
+        pattern = loose_pattern(piece, is_json=is_json)
+        return quoted(piece) if BLANKS not in pattern else f"/{pattern}/"
+
+
+def quoted(text: str) -> str:
+    """A terminal of exactly this text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _joined(terms: Iterable[str]) -> str:
+    return " ".join(term for term in terms if term)
