@@ -50,7 +50,7 @@ def test_a_refusal_has_the_templates_words() -> None:
     "source",
     [
         "{% if %}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages[0].__init__.__globals__ }}",
         "{{ undefined.attribute }}",

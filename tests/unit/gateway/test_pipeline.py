@@ -31,6 +31,7 @@ from inferflux.common.tasks import Background
 from inferflux.common.tracing import OFF
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.canceller import Canceller
+from inferflux.gateway.control_texts import ControlTexts
 from inferflux.gateway.generation import Services
 from inferflux.gateway.ledger import Ledger
 from inferflux.gateway.metrics import GatewayMetrics
@@ -117,6 +118,7 @@ class WordTokenizer:
         tools: Sequence[inference_pb2.Tool] = (),
         images: Sequence[tokenizer_pb2.StoredMedia] = (),  # noqa: ARG002
         projector: str = "",  # noqa: ARG002
+        asked: tokenizer_pb2.RenderChat | None = None,  # noqa: ARG002
     ) -> tokenizer_pb2.RenderedChat:
         text = " ".join([tool.name for tool in tools] + [message.content for message in messages])
         ids = await self.tokenize(digest, text, context_length, field="messages")
@@ -703,8 +705,8 @@ def test_a_call_that_a_limit_cut_is_taken_back(arguments: str, taken: dict[str, 
     call = inference_pb2.ToolCall(id="c", name="f", arguments=arguments)
     message = Message(role="assistant", tool_calls=[call])
     check_calls(message, "m")
-    (made,) = template_messages([message], generation_pb2.TOOL_CALL_FORMAT_HERMES)
-    assert made["tool_calls"][0]["function"]["arguments"] == taken
+    (made,) = template_messages([message], ControlTexts([], mark="mark"))
+    assert made.calls[0].arguments == taken
 
 
 async def test_a_client_cannot_set_the_constraint_of_calls_itself(stage: Stage) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from harness import chat_templates
 
+from inferflux.common.chat_templates import conversation
+from inferflux.common.chat_templates.capabilities import Capabilities
+from inferflux.common.chat_templates.conversation import as_read
 from inferflux.common.chat_templates.probe import reasoning_of, tool_support
 from inferflux.common.chat_templates.templates import ChatTemplate
+from inferflux.gateway.control_texts import ControlTexts
 from inferflux.gateway.template_messages import template_messages, template_tools
 from inferflux.v1 import generation_pb2, inference_pb2
 
@@ -33,8 +38,13 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, tokens={"bos_token": "<s>", "eos_token": "</s>"}, max_rendered_bytes=1 << 20)
 
 
-def render(source: str, form: generation_pb2.ToolCallFormat.ValueType, *tools: inference_pb2.Tool) -> str:
-    return template(source).render(template_messages(CONVERSATION, form), template_tools(tools))
+def render(source: str, *tools: inference_pb2.Tool) -> str:
+    known = template(source)
+    return known.render(as_read(said(CONVERSATION), Capabilities(known)), template_tools(tools))
+
+
+def said(messages: Sequence[Message]) -> list[conversation.Message]:
+    return template_messages(messages, ControlTexts([], mark="mark"))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +104,7 @@ def test_a_template_without_tools_is_known_as_such(source: str) -> None:
 def test_calls_and_results_are_rendered_by_the_models_own_template(
     source: str, form: generation_pb2.ToolCallFormat.ValueType, call: str, result: str
 ) -> None:
-    text = render(source, form, WEATHER)
+    text = render(source, WEATHER)
     assert call in text
     assert result in text[text.index(call) :]
     assert "The weather of a city." in text[: text.index(call)] or form == LLAMA3
@@ -105,7 +115,7 @@ def test_calls_and_results_are_rendered_by_the_models_own_template(
 
 
 def test_a_tool_is_one_line_of_json_as_its_caller_wrote_it() -> None:
-    text = render(chat_templates.QWEN25, HERMES, WEATHER)
+    text = render(chat_templates.QWEN25, WEATHER)
     (line,) = text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
     assert json.loads(line) == {
         "type": "function",
@@ -116,12 +126,14 @@ def test_a_tool_is_one_line_of_json_as_its_caller_wrote_it() -> None:
         },
     }
     assert line.index('"properties"') < line.index('"required"')
-    assert "<tools>" not in render(chat_templates.QWEN25, HERMES)
+    assert "<tools>" not in render(chat_templates.QWEN25)
 
 
 def test_templates_get_the_newer_roles_names_and_reasoning() -> None:
+    reads = Capabilities(template(chat_templates.QWEN3 + "{{ messages[-1].reasoning_content }}"))
+
     def made(message: Message) -> object:
-        return template_messages([message], UNKNOWN)[0]
+        return as_read(said([message]), reads)[0]
 
     developer = Message(role="developer", content="be brief")
     assert made(developer) == {"role": "system", "content": "be brief"}
@@ -132,7 +144,7 @@ def test_templates_get_the_newer_roles_names_and_reasoning() -> None:
 
 
 def test_a_result_gets_the_name_of_its_call() -> None:
-    _, _, result = template_messages(CONVERSATION, UNKNOWN)
+    _, _, result = as_read(said(CONVERSATION), Capabilities(template(chat_templates.QWEN25)))
     assert result["name"] == "get_weather"
 
 
@@ -153,5 +165,5 @@ def test_what_may_be_reasoning_is_seen_from_template_and_prompt(
 
 def test_a_template_that_opens_a_thought_is_known_by_its_prompt() -> None:
     opens = template(chat_templates.DEEPSEEK_R1)
-    prompt = opens.render(template_messages(CONVERSATION[:1], UNKNOWN))
+    prompt = opens.render(as_read(said(CONVERSATION[:1]), Capabilities(opens)))
     assert reasoning_of(opens, prompt) == generation_pb2.REASONING_FORMAT_OPEN

@@ -273,6 +273,15 @@ class Conversation(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    SKIP_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    chat_template_kwargs: _builtins.str
+    """As in ChatRequest."""
+    reasoning_effort: _builtins.str
+    continue_final_message: _builtins.bool
+    skip_generation_prompt: _builtins.bool
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -282,10 +291,14 @@ class Conversation(_message.Message):
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
+        chat_template_kwargs: _builtins.str = ...,
+        reasoning_effort: _builtins.str = ...,
+        continue_final_message: _builtins.bool = ...,
+        skip_generation_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "skip_generation_prompt", b"skip_generation_prompt", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,6 +322,7 @@ class ChatRequest(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     HAS_OPTIONAL_SWITCHES_FIELD_NUMBER: _builtins.int
+    SKIP_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     priority: _builtins.int
     """Higher is more urgent; 0 is ordinary."""
@@ -330,6 +344,8 @@ class ChatRequest(_message.Message):
     """The last message, of the assistant, is begun: the answer goes on where it ends."""
     has_optional_switches: _builtins.bool
     """What the chat template has no switch for of `chat_template_kwargs` and `reasoning_effort` is left out, not refused."""
+    skip_generation_prompt: _builtins.bool
+    """The prompt ends with the last message: the chat template does not begin an answer."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -357,10 +373,11 @@ class ChatRequest(_message.Message):
         reasoning_effort: _builtins.str = ...,
         continue_final_message: _builtins.bool = ...,
         has_optional_switches: _builtins.bool = ...,
+        skip_generation_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "adapter", b"adapter", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "has_optional_switches", b"has_optional_switches", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "adapter", b"adapter", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "has_optional_switches", b"has_optional_switches", "messages", b"messages", "model", b"model", "parallel_tool_calls", b"parallel_tool_calls", "params", b"params", "priority", b"priority", "reasoning_effort", b"reasoning_effort", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "skip_generation_prompt", b"skip_generation_prompt", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
     _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015

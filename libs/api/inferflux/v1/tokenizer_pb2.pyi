@@ -55,6 +55,8 @@ class _TokenizerFaultEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeni
     """The projector cannot take a sound of this length."""
     TOKENIZER_FAULT_NO_INFILL: _TokenizerFault.ValueType  # 200
     """The vocabulary has no tokens to fill gaps with."""
+    TOKENIZER_FAULT_NO_SWITCH: _TokenizerFault.ValueType  # 130
+    """The template has no switch for what was asked, or cannot continue a message; `field` names which."""
 
 class TokenizerFault(_TokenizerFault, metaclass=_TokenizerFaultEnumTypeWrapper): ...
 
@@ -86,6 +88,8 @@ TOKENIZER_FAULT_BAD_AUDIO: TokenizerFault.ValueType  # 113
 """The projector cannot take a sound of this length."""
 TOKENIZER_FAULT_NO_INFILL: TokenizerFault.ValueType  # 200
 """The vocabulary has no tokens to fill gaps with."""
+TOKENIZER_FAULT_NO_SWITCH: TokenizerFault.ValueType  # 130
+"""The template has no switch for what was asked, or cannot continue a message; `field` names which."""
 Global___TokenizerFault: _TypeAlias = TokenizerFault  # noqa: Y015
 
 @_typing.final
@@ -182,7 +186,18 @@ class RenderChat(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     PROJECTOR_PATH_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    SKIP_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    HAS_OPTIONAL_SWITCHES_FIELD_NUMBER: _builtins.int
     projector_path: _builtins.str
+    chat_template_kwargs: _builtins.str
+    """As in ChatRequest."""
+    reasoning_effort: _builtins.str
+    continue_final_message: _builtins.bool
+    skip_generation_prompt: _builtins.bool
+    has_optional_switches: _builtins.bool
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.ChatMessage]: ...
     @_builtins.property
@@ -198,10 +213,15 @@ class RenderChat(_message.Message):
         tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
         images: _abc.Iterable[Global___StoredMedia] | None = ...,
         projector_path: _builtins.str = ...,
+        chat_template_kwargs: _builtins.str = ...,
+        reasoning_effort: _builtins.str = ...,
+        continue_final_message: _builtins.bool = ...,
+        skip_generation_prompt: _builtins.bool = ...,
+        has_optional_switches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "messages", b"messages", "projector_path", b"projector_path", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "has_optional_switches", b"has_optional_switches", "images", b"images", "messages", b"messages", "projector_path", b"projector_path", "reasoning_effort", b"reasoning_effort", "skip_generation_prompt", b"skip_generation_prompt", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -494,17 +514,21 @@ class TokenizerError(_message.Message):
 
     FAULT_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
     fault: Global___TokenizerFault.ValueType
     message: _builtins.str
+    field: _builtins.str
+    """Of the request, that is at fault; empty: the messages."""
     def __init__(
         self,
         *,
         fault: Global___TokenizerFault.ValueType = ...,
         message: _builtins.str = ...,
+        field: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "field", b"field", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,9 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.common.priority import HIGHEST, LOWEST
 from inferflux.v1 import generation_pb2
 
+# How long a model shall think, in words of OpenAI's; `max` is others'.
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64

@@ -25,23 +25,40 @@ class ControlTexts:
     """
 
     def __init__(self, spellings: Iterable[str], *, mark: str) -> None:
+        known = [spelling for spelling in spellings if len(spelling) > 1]
         trie: _Trie = {}
-        for spelling in spellings:
-            if len(spelling) > 1:
-                _add(trie, spelling)
+        for spelling in known:
+            _add(trie, spelling)
         # At every place, since two spellings may overlap.
         self._beginning = re.compile(f"(?={_pattern(trie)})(.)", re.DOTALL) if trie else None
         self._mark = mark
+        # Of a spelling that a template completes, before or after a text.
+        self._heads = {spelling[:n] for spelling in known for n in range(1, len(spelling))}
+        self._tails = {spelling[n:] for spelling in known for n in range(1, len(spelling) - 1)}
+        self._middles = "\0".join(known)
+        self._longest = max(map(len, known), default=0)
 
     def marked(self, value: Any) -> Any:
-        """A JSON value with a mark inside every control token that one of its texts or keys spells."""
+        """A JSON value with marks where one of its texts or keys spells a control token, or a part of one at
+        its beginning or end."""
         if isinstance(value, str):
-            return self._beginning.sub(rf"\g<1>{self._mark}", value) if self._beginning else value
+            return self._marked(value)
         if isinstance(value, Mapping):
             return {self.marked(key): self.marked(each) for key, each in value.items()}
         if isinstance(value, Sequence):
             return [self.marked(each) for each in value]
         return value
+
+    def marked_but(self, text: str, looked_for: Iterable[str]) -> str:
+        """The same; a text that the template looks for is left in its first place, so that it is found."""
+        kept = sorted((text.find(each), each) for each in looked_for if each and each in text)
+        pieces: list[str] = []
+        at = 0
+        for place, each in kept:
+            if place >= at:
+                pieces += [self._marked(text[at:place]), each]
+                at = place + len(each)
+        return "".join([*pieces, self._marked(text[at:])])
 
     def parts(self, text: str) -> list[str]:
         """A text without its marks, cut where they were."""
@@ -49,6 +66,18 @@ class ControlTexts:
 
     def unmarked(self, text: str) -> str:
         return text.replace(self._mark, "")
+
+    def _marked(self, text: str) -> str:
+        if self._beginning is None or not text:
+            return text
+        starts = any(text[:n] in self._tails for n in range(2, min(len(text), self._longest) + 1))
+        ends = any(text[-n:] in self._heads for n in range(1, min(len(text), self._longest) + 1))
+        marked = self._beginning.sub(rf"\g<1>{self._mark}", text)
+        is_middle = (
+            marked == text and 1 < len(text) < self._longest and not text.isalnum() and text in self._middles
+        )
+        before = self._mark if starts or is_middle else ""
+        return f"{before}{marked}{self._mark}" if ends else f"{before}{marked}"
 
 
 def _add(trie: _Trie, spelling: str) -> None:

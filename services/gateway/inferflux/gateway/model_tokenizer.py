@@ -346,6 +346,7 @@ _REASONS = {
     tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES: "IMAGES_UNSUPPORTED",
     tokenizer_pb2.TOKENIZER_FAULT_BAD_IMAGE: "BAD_IMAGE",
     tokenizer_pb2.TOKENIZER_FAULT_BAD_AUDIO: "BAD_AUDIO",
+    tokenizer_pb2.TOKENIZER_FAULT_NO_SWITCH: "SWITCH_UNSUPPORTED",
 }
 
 
@@ -357,4 +358,4 @@ def _to_error(error: tokenizer_pb2.TokenizerError, field: str) -> InferFluxError
         message += ": use Generate, which is /v1/completions over HTTP"
     if error.fault == tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS:
         field = "tools"
-    return InvalidArgument(message, field=field, reason=_REASONS.get(error.fault, ""))
+    return InvalidArgument(message, field=error.field or field, reason=_REASONS.get(error.fault, ""))

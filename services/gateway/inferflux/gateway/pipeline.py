@@ -73,6 +73,7 @@ class Tokenizes(Compiles, Protocol):
         tools: Sequence[inference_pb2.Tool] = (),
         images: Sequence[tokenizer_pb2.StoredMedia] = (),
         projector: str = "",
+        asked: tokenizer_pb2.RenderChat | None = None,
     ) -> tokenizer_pb2.RenderedChat: ...
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
@@ -150,7 +151,7 @@ class Pipeline:
             size = schema_bytes(request.tools)
             use = await off_loop_if_large(size, lambda: tool_use_of(request), above=LARGE_SCHEMA)
             params = await self._constraints.checked(request.params, card)
-            chat = await self._rendered(request.messages, card, use.tools)
+            chat = await self._rendered(request, card, use.tools)
             has_constraint = params.HasField("constraint")
             if use.functions:
                 params = await self._constraints.with_tool_calls(params, use.constraint(chat), card)
@@ -267,7 +268,7 @@ class Pipeline:
             validation.check_messages(messages, max_text_bytes=most)
             tools = request.conversation.tools
             await off_loop_if_large(schema_bytes(tools), lambda: functions_of(tools), above=LARGE_SCHEMA)
-            chat = await self._rendered(messages, card, request.conversation.tools)
+            chat = await self._rendered(request.conversation, card, request.conversation.tools)
             ids = chat.tokens.ids
         return inference_pb2.TokenizeResponse(token_ids=ids, context_length=card.context_length)
 
@@ -288,17 +289,22 @@ class Pipeline:
 
     async def _rendered(
         self,
-        messages: Sequence[inference_pb2.ChatMessage],
+        chat: inference_pb2.ChatRequest | inference_pb2.Conversation,
         card: model_pb2.ModelCard,
         tools: Sequence[inference_pb2.Tool],
     ) -> tokenizer_pb2.RenderedChat:
         """The prompt of a conversation. Its images are stored by then."""
-        tokenizers = self._tokenizers
+        asked = validation.prompt_form(chat)
+        messages = chat.messages
         images = await self._images.of(messages, card) if self._images is not None else []
-        if not images:
-            return await tokenizers.render_chat(card.digest, messages, card.context_length, tools=tools)
-        return await tokenizers.render_chat(
-            card.digest, messages, card.context_length, tools=tools, images=images, projector=card.projector
+        return await self._tokenizers.render_chat(
+            card.digest,
+            messages,
+            card.context_length,
+            tools=tools,
+            images=images,
+            projector=card.projector if images else "",
+            asked=asked,
         )
 
     @asynccontextmanager

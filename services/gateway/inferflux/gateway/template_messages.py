@@ -4,69 +4,73 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any
 
-from inferflux.v1 import generation_pb2, inference_pb2
+from inferflux.common.chat_templates.conversation import Call, Message
+from inferflux.common.chat_templates.templates import Json
+from inferflux.v1 import inference_pb2
 
+from .control_texts import ControlTexts
 from .tools import arguments_of
-
-Json: TypeAlias = dict[str, Any]
-
-_MISTRAL = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
 
 
 def template_messages(
     messages: Iterable[inference_pb2.ChatMessage],
-    form: generation_pb2.ToolCallFormat.ValueType,
+    controls: ControlTexts,
+    *,
+    looked_for: frozenset[str] = frozenset(),
     image: Callable[[], str] = str,
-) -> list[Json]:
-    """Messages of a conversation.
+) -> list[Message]:
+    """Messages of a conversation, with marks in what they spell of control tokens.
 
     Args:
-        form: how the template spells calls. Mistral's take ids of 9 letters and digits alone, so theirs are
-            made from those of the messages.
+        looked_for: texts that the template looks for in what the assistant said.
         image: gives the text that stands for the next image.
     """
-    made = [_message(message, image, has_short_ids=form == _MISTRAL) for message in messages]
-    names = {call["id"]: call["function"]["name"] for one in made for call in one.get("tool_calls", ())}
-    for one in made:
-        if one["role"] == "tool" and "name" not in one and one.get("tool_call_id") in names:
-            one["name"] = names[one["tool_call_id"]]
-    return made
+    return [_message(message, controls, looked_for, image) for message in messages]
 
 
 def template_tools(tools: Iterable[inference_pb2.Tool]) -> list[Json]:
     return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
-def _message(message: inference_pb2.ChatMessage, image: Callable[[], str], *, has_short_ids: bool) -> Json:
-    """Few templates know the role `developer`, which is the newer `system`."""
-    of_id = _short_id if has_short_ids else str
-    made: Json = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _content(message, image),
-        "name": message.name,
-        "tool_call_id": of_id(message.tool_call_id) if message.tool_call_id else "",
-        "reasoning_content": message.reasoning_content,
-        "tool_calls": [
-            {
-                "type": "function",
-                "id": of_id(call.id),
-                "function": {"name": call.name, "arguments": arguments_of(call.arguments)},
-            }
-            for call in message.tool_calls
-        ],
-    }
-    return {key: value for key, value in made.items() if value or key in ("role", "content")}
+def described(tools: Iterable[Json]) -> list[Json]:
+    """Tools with a description of each function and parameter, for templates that break down without."""
+    return [{**tool, "function": _described(tool["function"])} for tool in tools]
 
 
-def _content(message: inference_pb2.ChatMessage, image: Callable[[], str]) -> str:
-    """Parts are lines."""
-    if not message.parts:
-        return message.content
-    return "\n".join(
-        image() if part.HasField("image") or part.HasField("audio") else part.text for part in message.parts
+def _message(
+    message: inference_pb2.ChatMessage,
+    controls: ControlTexts,
+    looked_for: frozenset[str],
+    image: Callable[[], str],
+) -> Message:
+    def mark(text: str) -> str:
+        kept = looked_for if message.role == "assistant" else ()
+        return controls.marked_but(text, kept)
+
+    def part(each: inference_pb2.ContentPart) -> str:
+        is_text = not (each.HasField("image") or each.HasField("audio"))
+        return mark(each.text) if is_text else image()
+
+    return Message(
+        message.role,
+        tuple(map(part, message.parts)) or (mark(message.content),),
+        is_parts=bool(message.parts),
+        has_media=any(each.HasField("image") or each.HasField("audio") for each in message.parts),
+        thought=controls.marked(message.reasoning_content),
+        calls=tuple(_call(call, controls) for call in message.tool_calls),
+        name=controls.marked(message.name),
+        call_id=controls.marked(message.tool_call_id),
+    )
+
+
+def _call(call: inference_pb2.ToolCall, controls: ControlTexts) -> Call:
+    return Call(
+        controls.marked(call.id),
+        controls.marked(call.name),
+        controls.marked(arguments_of(call.arguments)),
+        controls.marked(call.arguments or "{}"),
     )
 
 
@@ -79,7 +83,13 @@ def _function(tool: inference_pb2.Tool) -> Json:
     return made
 
 
-def _short_id(call_id: str) -> str:
-    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
-        return call_id
-    return blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]
+def _described(function: Json) -> Json:
+    schema: Any = function["parameters"]
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if isinstance(properties, dict):
+        whole = {
+            name: {"type": "any", "description": "", **each} if isinstance(each, dict) else each
+            for name, each in properties.items()
+        }
+        schema = {"type": "object", "required": [], **schema, "properties": whole}
+    return {"description": "", **function, "parameters": schema}

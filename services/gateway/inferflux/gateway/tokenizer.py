@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inferflux.common.answers.syntax import END_THINK, THINK
-from inferflux.common.chat_templates.probe import ToolSupport, reasoning_of, tool_support
-from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
 from inferflux.common.free_memory import at_most
 from inferflux.common.images import placeholders
 from inferflux.common.llama.mtmd import Layout
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
-from .control_texts import ControlTexts
 from .image_layouts import Layouts, layout_of_pieces, length_of
-from .image_markers import ImageMarkers
-from .template_messages import template_messages, template_tools
+from .rendering import Asked, Rendered, Renderer
 from .tokenizer_fault import TokenizerFaultError
 
 if TYPE_CHECKING:
@@ -31,29 +25,9 @@ if TYPE_CHECKING:
 # text thread, 500,000 characters were fine, so this is well inside.
 MAX_RUN_CHARS = 300_000
 
+_AS_USUAL = Asked()
+
 _RUNS = re.compile(r"[^\W\d_]+|\d+|\s+|[^\w\s]+|_+")
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt, and how its answer is to be read.
-
-    Attributes:
-        parts: the prompt. A token is within one of them. A number is an image, the first one being 0.
-        call_format: of a prompt with tools.
-    """
-
-    parts: Sequence[str | int]
-    call_format: generation_pb2.ToolCallFormat.ValueType
-    reasoning: generation_pb2.ReasoningFormat.ValueType
-
-    @property
-    def n_images(self) -> int:
-        return sum(isinstance(part, int) for part in self.parts)
-
-    @property
-    def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,86 +36,6 @@ class PromptIds:
 
     ids: list[int]
     images: Sequence[generation_pb2.PromptImage]
-
-
-class _Templates:
-    """A model's chat template, and the one that it may have for tools.
-
-    Args:
-        max_rendered_bytes: a longer prompt is an error.
-    """
-
-    def __init__(self, vocab: Vocab, max_rendered_bytes: int) -> None:
-        self._tokens = vocab.template_tokens
-        self._max_rendered_bytes = max_rendered_bytes
-        self._plain = self._parsed(vocab.chat_template)
-        self._of_tools = self._parsed(vocab.tool_template) or self._plain
-        self._support: ToolSupport | None = None
-        # Templates look for these two in messages, and they only say what of an answer is reasoning.
-        spellings = vocab.control_spellings - {THINK, END_THINK}
-        self._controls = ControlTexts(spellings, mark=secrets.token_hex(8))
-        self._markers = ImageMarkers(secrets.token_hex(8))
-
-    def render(
-        self, messages: Sequence[inference_pb2.ChatMessage], tools: Sequence[inference_pb2.Tool]
-    ) -> Rendered:
-        has_tools = bool(tools) or any(message.tool_calls or message.tool_call_id for message in messages)
-        template = self._usable(self._of_tools if has_tools else self._plain)
-        support = self._supported(template) if has_tools else None
-        if tools and support is not None:
-            _check_knows_tools(support)
-        form = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED if support is None else support.call_format
-        markers = self._markers.begin()
-        try:
-            text = template.render(
-                self._controls.marked(template_messages(messages, form, markers.next)),
-                self._controls.marked(template_tools(tools)),
-            )
-        except TemplateRefusedError as error:
-            why = self._controls.unmarked(str(error))
-            message = f"the model's chat template refused the messages: {why}"
-            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_REFUSED, message) from None
-        except TemplateError as error:
-            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, str(error)) from None
-        parts = markers.cut(self._controls.parts(text))
-        if parts is None:
-            message = "the model's chat template leaves images out, or does not keep them in order"
-            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
-        return Rendered(parts, form, reasoning_of(template, text))
-
-    def _parsed(self, source: str | None) -> ChatTemplate | str | None:
-        """The template, or why it cannot be used; None without one."""
-        if source is None:
-            return None
-        try:
-            return ChatTemplate(source, tokens=self._tokens, max_rendered_bytes=self._max_rendered_bytes)
-        except TemplateError as error:
-            return str(error)
-
-    def _usable(self, template: ChatTemplate | str | None) -> ChatTemplate:
-        if isinstance(template, str):
-            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, template)
-        if template is None:
-            raise TokenizerFaultError(
-                tokenizer_pb2.TOKENIZER_FAULT_NO_TEMPLATE, "the model has no chat template"
-            )
-        return template
-
-    def _supported(self, template: ChatTemplate) -> ToolSupport:
-        """What the template does with tools: found when it is first asked for."""
-        if self._support is None:
-            self._support = tool_support(template)
-        return self._support
-
-
-def _check_knows_tools(support: ToolSupport) -> None:
-    if not support.shows_tools:
-        why = "the model's chat template does not know tools"
-    elif not support.call_format:
-        why = "the model's chat template spells tool calls in a way that is not known here"
-    else:
-        return
-    raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS, why)
 
 
 class Tokenizer:
@@ -160,12 +54,12 @@ class Tokenizer:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TOKENIZER, str(error)) from None
         self._compiler: Compiler | None = None
         self._longest = max(self._vocab.longest_token_bytes, 1)
-        self._templates = _Templates(self._vocab, max_rendered_bytes)
+        self._renderer = Renderer(self._vocab, max_rendered_bytes)
         self._layouts = Layouts()
 
     @property
     def has_chat_template(self) -> bool:
-        return self._vocab.chat_template is not None
+        return self._vocab.chat_template is not None or self._vocab.tool_template is not None
 
     def __del__(self) -> None:
         vocab = getattr(self, "_vocab", None)
@@ -173,15 +67,13 @@ class Tokenizer:
             vocab.close()
 
     def render(
-        self, messages: Sequence[inference_pb2.ChatMessage], tools: Sequence[inference_pb2.Tool] = ()
+        self,
+        messages: Sequence[inference_pb2.ChatMessage],
+        tools: Sequence[inference_pb2.Tool] = (),
+        asked: Asked = _AS_USUAL,
     ) -> Rendered:
-        """The prompt for a conversation.
-
-        Raises:
-            TokenizerFaultError: no template, a bad one, one that refuses the messages, or one that does not
-                know the tools that there are.
-        """
-        return self._templates.render(messages, tools)
+        """The prompt for a conversation; raises as `Renderer.render`."""
+        return self._renderer.render(messages, tools, asked)
 
     def compile(self, constraint: generation_pb2.StructuredConstraint) -> None:
         """Do what a worker does with a constraint, and make the check of its answers.

@@ -6,9 +6,14 @@ from inferflux.v1 import tokenizer_pb2
 
 
 class TokenizerFaultError(Exception):
-    """A request to the tokenizer process that cannot be fulfilled."""
+    """A request to the tokenizer process that cannot be fulfilled.
 
-    def __init__(self, fault: tokenizer_pb2.TokenizerFault.ValueType, message: str) -> None:
+    Attributes:
+        field: of the request, that is at fault; empty: the one that the caller knows.
+    """
+
+    def __init__(self, fault: tokenizer_pb2.TokenizerFault.ValueType, message: str, field: str = "") -> None:
         super().__init__(message)
         self.fault = fault
         self.message = message
+        self.field = field

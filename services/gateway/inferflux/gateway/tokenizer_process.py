@@ -25,6 +25,7 @@ from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.process_limits import bound
 from inferflux.v1 import tokenizer_pb2
 
+from .rendering import Asked
 from .tokenizer import Tokenizer
 from .tokenizer_fault import TokenizerFaultError
 
@@ -59,6 +60,7 @@ class TokenizerServer:
         except TokenizerFaultError as error:
             response.error.fault = error.fault
             response.error.message = error.message
+            response.error.field = error.field
         except MemoryError:
             response.error.fault = tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT
             response.error.message = "the text takes too much memory"
@@ -94,7 +96,7 @@ class TokenizerServer:
                 response.texts.texts.add(ids=ids)
             return
         if kind == "chat":
-            rendered = tokenizer.render(request.chat.messages, request.chat.tools)
+            rendered = tokenizer.render(request.chat.messages, request.chat.tools, Asked.of(request.chat))
             if rendered.n_images != len(request.chat.images):
                 message = "there are other images than those of the messages"
                 raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)

@@ -74,10 +74,12 @@ class Tokenizers:
         tools: Sequence[inference_pb2.Tool] = (),
         images: Sequence[tokenizer_pb2.StoredMedia] = (),
         projector: str = "",
+        asked: tokenizer_pb2.RenderChat | None = None,
     ) -> tokenizer_pb2.RenderedChat:
         """Token ids of a conversation, rendered with the model's own template, and how to read its answer.
 
         Args:
+            asked: how it is to be rendered.
             images: those of the messages' parts in order.
             projector: the digest of what tells how prompts hold them.
 
@@ -88,6 +90,8 @@ class Tokenizers:
             Unavailable, Internal: no usable tokenizer, or the process died over this text twice.
         """
         chat = tokenizer_pb2.RenderChat(messages=without_files(messages), tools=tools, images=images)
+        if asked is not None:
+            chat.MergeFrom(asked)
         if images:
             chat.projector_path = str(await self._tokenizer_path(projector))
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)

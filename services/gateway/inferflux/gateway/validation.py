@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pydantic_core import from_json
+
 from inferflux.common import generation_limits
 from inferflux.common.checks import check_range
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import inference_pb2, model_pb2
+from inferflux.v1 import inference_pb2, model_pb2, tokenizer_pb2
 
 from .tools import check_calls
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 MAX_MESSAGES = 10_000
+MAX_SWITCHES_BYTES = 16 << 10
+# What a template gets in other ways.
+_NO_SWITCHES = frozenset({"messages", "tools", "chat_template", "tokenize", "self"})
 
 
 def check_priority(priority: int, *, announced: int) -> None:
@@ -47,6 +52,46 @@ def check_messages(messages: Sequence[inference_pb2.ChatMessage], *, max_text_by
         check_calls(message, f"messages[{i}]")
         total += sum(len(text.encode()) for text in texts_of(message))
     check_text_size(total, max_text_bytes, "messages")
+
+
+def prompt_form(chat: inference_pb2.ChatRequest | inference_pb2.Conversation) -> tokenizer_pb2.RenderChat:
+    """How a conversation is to be rendered, without it.
+
+    Raises:
+        InvalidArgument: the switches are no JSON object or name what is not theirs, the effort is not known,
+            or the last message cannot be continued.
+    """
+    _check_switches(chat.chat_template_kwargs)
+    if chat.reasoning_effort and chat.reasoning_effort not in generation_limits.REASONING_EFFORTS:
+        known = ", ".join(generation_limits.REASONING_EFFORTS)
+        message = f"reasoning_effort: unknown value {chat.reasoning_effort[:32]!r}: use one of {known}"
+        raise InvalidArgument(message, field="reasoning_effort", reason="UNSUPPORTED_VALUE")
+    if chat.continue_final_message:
+        last = chat.messages[-1]
+        if last.role != "assistant" or last.tool_calls or not any(texts_of(last)):
+            message = "continue_final_message: the last message is a text or a thought of the assistant"
+            raise InvalidArgument(message, field="continue_final_message")
+    return tokenizer_pb2.RenderChat(
+        has_optional_switches=isinstance(chat, inference_pb2.ChatRequest) and chat.has_optional_switches,
+        chat_template_kwargs=chat.chat_template_kwargs,
+        reasoning_effort=chat.reasoning_effort,
+        continue_final_message=chat.continue_final_message,
+        skip_generation_prompt=chat.skip_generation_prompt,
+    )
+
+
+def _check_switches(text: str) -> None:
+    field = "chat_template_kwargs"
+    try:
+        given = from_json(text or "{}", allow_inf_nan=False)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise InvalidArgument(f"{field}: no JSON object", field=field)
+    check_text_size(len(text.encode()), MAX_SWITCHES_BYTES, field)
+    for name in given:
+        if not name.isidentifier() or name in _NO_SWITCHES:
+            raise InvalidArgument(f"{field}: {name[:64]!r} is no switch", field=field)
 
 
 def texts_of(message: inference_pb2.ChatMessage) -> Iterator[str]:

@@ -12,6 +12,8 @@ from .native import first_log_error, llama, log_errors
 _MAX_SPECIAL_EXTRA = 16
 # Of the tokens that llama.cpp reads in a text only where it is told to: unknown and control.
 _SPECIAL_ATTRIBUTES = 1 << 0 | 1 << 3
+# Of those that it reads in every text.
+_USER_DEFINED = 1 << 4
 
 # Letters of several scripts, digits, signs, blanks, an emoji, and every ASCII character.
 _TRIAL_TEXT = (
@@ -134,10 +136,16 @@ class Vocab:
     @property
     def control_spellings(self) -> frozenset[str]:
         """How the file spells the tokens that only a prompt's structure should have."""
-        attributes = llama.llama_vocab_get_attr
-        return frozenset(
-            self.text(i) for i in range(self.size) if attributes(self._vocab, i) & _SPECIAL_ATTRIBUTES
-        )
+        return self._spellings(_SPECIAL_ATTRIBUTES)
+
+    @property
+    def user_spellings(self) -> frozenset[str]:
+        """How the file spells the tokens that its maker added, for structure or for ordinary text."""
+        return self._spellings(_USER_DEFINED)
+
+    def _spellings(self, attributes: int) -> frozenset[str]:
+        attributes_of = llama.llama_vocab_get_attr
+        return frozenset(self.text(i) for i in range(self.size) if attributes_of(self._vocab, i) & attributes)
 
     def text(self, token: int) -> str:
         """A token as the file spells it, control tokens too; "" for no such id (-1: no such role)."""
