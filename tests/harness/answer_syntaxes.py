@@ -132,7 +132,7 @@ FAMILIES: Final = {
             "is_single": True,
         },
         content_begin="<|channel|>final<|message|>",
-        channels=generation_pb2.ChannelSyntax(header_end="<|message|>"),
+        channels=generation_pb2.ChannelSyntax(header_end="<|message|>", recipient="functions."),
     ),
     "r7b": family(
         ("<|START_THINKING|>", "<|END_THINKING|>"),
@@ -226,6 +226,8 @@ RIGHT: Final[Mapping[str, list[str]]] = {
     "oss": [
         '<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>',
         "<|channel|>final<|message|>hello",
+        " to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+        "<|channel|>commentary to=functions.now json<|message|>{}<|call|>",
     ],
     "r7b": [
         '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}}\n]<|END_ACTION|>',

@@ -744,6 +744,7 @@ class ToolCallsConstraint(_message.Message):
     IS_SINGLE_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     SYNTAX_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     format: Global___ToolCallFormat.ValueType
     is_required: _builtins.bool
@@ -751,6 +752,8 @@ class ToolCallsConstraint(_message.Message):
     is_single: _builtins.bool
     """There is at most one call."""
     reasoning: Global___ReasoningFormat.ValueType
+    prefix: _builtins.str
+    """The end of the prompt that belongs to the syntax: the answer goes on behind it."""
     @_builtins.property
     def functions(self) -> _containers.RepeatedCompositeFieldContainer[Global___FunctionSchema]: ...
     @_builtins.property
@@ -768,11 +771,12 @@ class ToolCallsConstraint(_message.Message):
         is_single: _builtins.bool = ...,
         reasoning: Global___ReasoningFormat.ValueType = ...,
         syntax: Global___AnswerSyntax | None = ...,
+        prefix: _builtins.str = ...,
         content: Global___StructuredConstraint | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "syntax", b"syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "reasoning", b"reasoning", "syntax", b"syntax"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -793,6 +797,7 @@ class StructuredConstraint(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     SYNTAX_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
     json_object: _builtins.bool
     """Any JSON object; never false."""
@@ -806,6 +811,8 @@ class StructuredConstraint(_message.Message):
     """A regular expression of the whole answer, in Rust's syntax."""
     reasoning: Global___ReasoningFormat.ValueType
     """What of the answer may come before the content."""
+    prefix: _builtins.str
+    """As of calls."""
     strict: _builtins.bool
     """Refuse a JSON schema with keywords that cannot be enforced. Else they are checked when the answer ends."""
     @_builtins.property
@@ -830,11 +837,12 @@ class StructuredConstraint(_message.Message):
         tool_calls: Global___ToolCallsConstraint | None = ...,
         syntax: Global___AnswerSyntax | None = ...,
         reasoning: Global___ReasoningFormat.ValueType = ...,
+        prefix: _builtins.str = ...,
         strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "reasoning", b"reasoning", "regex", b"regex", "strict", b"strict", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "prefix", b"prefix", "reasoning", b"reasoning", "regex", b"regex", "strict", b"strict", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_object", "json_schema", "gbnf", "lark", "regex", "choice", "tool_calls"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015

@@ -92,6 +92,10 @@ class Compiler:
         tokenizer = self.read_vocabulary()
         grammar = grammar_of(constraint, self._vocab.control_token, self._vocab.eog)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+        if prefix := _prefix_of(constraint):
+            matcher.consume_tokens(
+                self._vocab.tokenize(prefix.encode(), add_special=False, parse_special=True)
+            )
         if warnings := matcher.get_grammar_warnings():
             raise ConstraintError(readable(warnings[0]))
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
@@ -152,6 +156,12 @@ def _answer(
     held = json.loads(plain)["grammars"][0] if plain.startswith('{"grammars"') else {"lark_grammar": plain}
     grammars: list[Any] = [{"lark_grammar": lark}, {**held, "name": "content"}]
     return json.dumps({"grammars": grammars})
+
+
+def _prefix_of(constraint: generation_pb2.StructuredConstraint) -> str:
+    """What the grammar has before the answer. That of messages begins behind the first one's header."""
+    of = constraint.tool_calls if constraint.HasField("tool_calls") else constraint
+    return "" if of.syntax.HasField("channels") else of.prefix
 
 
 def _plain(constraint: generation_pb2.StructuredConstraint, control: ControlToken) -> str:

@@ -197,6 +197,8 @@ class _Answer:
             objects = (json.dumps(self._as_object(one), ensure_ascii=False) for one in calls.functions)
             return f"({' | '.join(f'%json {one}' for one in objects)})"
         common, parts = self._split()
+        if self._syntax.channels.recipient:
+            return self._addressed(calls)
         if "$name" in form.begin:
             return self._named_runs(calls)
         self._lark.rule("call", " | ".join(self._function(one, parts) for one in calls.functions))
@@ -212,6 +214,8 @@ class _Answer:
         more = ""
         if not calls.is_single and not form.is_single:
             more = f"({self._terms(form.separator)} {lead} call)*"
+        if more and not form.end.strip():
+            more += f" {self._lark.blanks()}"
         return " ".join(filter(None, [call, more, self._lark.last(form.end, is_json=self._is_json)]))
 
     def _named_runs(self, calls: generation_pb2.ToolCallsConstraint) -> str:
@@ -223,6 +227,23 @@ class _Answer:
             begin = self._terms(self._syntax.calls.begin.replace("$name", self._name(function.name)) + common)
             runs.append(" ".join(filter(None, [begin, self._function(function, parts), end])))
         return self._lark.rule("runs", " | ".join(runs))
+
+    def _addressed(self, calls: generation_pb2.ToolCallsConstraint) -> str:
+        """A message to a function, whose name is in its header, before or behind the channel."""
+        header, _, after = self._syntax.calls.call.partition("$arguments")
+        channel, _, rest = header.partition(f"to={self._syntax.channels.recipient}$name")
+        form, end = rest.removesuffix(self._syntax.channels.header_end), self._syntax.channels.header_end
+        # Models leave out the marker before the form of the arguments.
+        forms = [self._lark.loose(one) for one in dict.fromkeys([form, _MARKS.sub(_unmarked, form)])]
+        shape = f"({' | '.join(forms)})? {self._lark.loose(end)}"
+        inline, messages = arguments_of(self._syntax.calls, self._lark, self._options), []
+        for function in calls.functions:
+            to = quoted(f"to={self._syntax.channels.recipient}{self._name(function.name)}")
+            begin = self._lark.loose(channel)
+            heads = f"({begin} {to} | {to} {begin})"
+            last = self._lark.last(after)
+            messages.append(f"{heads} {shape} {inline.of(json.loads(function.parameters))} {last}".strip())
+        return f"({' | '.join(messages)})"
 
     def _as_object(self, function: generation_pb2.FunctionSchema) -> Mapping[str, Any]:
         """The schema of a call that is one JSON object: content that is JSON, too, begins as it does."""
@@ -263,8 +284,8 @@ class _Answer:
         for part in filter(None, _PLACEHOLDER.split(text)):
             if part in _OTHERS:
                 made.append(f"/{_OTHERS[part]}/")
-            elif blanks and not made and isinstance(self._lark.pieces(part)[0], str):
-                made.append(self._lark.loose("\n" + part, is_json=self._is_json))
+            elif blanks and not made:
+                made.append(self._lark.loose_from_blanks(part, is_json=self._is_json))
             else:
                 made.append(self._lark.loose(part, is_json=self._is_json))
         return " ".join(filter(None, made))
@@ -301,3 +322,8 @@ class _Answer:
         if _UNSAFE_NAME.search(name):
             raise SpellingError(f"the name {name[:64]!r} cannot be written in this model's calls")
         return name
+
+
+def _unmarked(mark: re.Match[str]) -> str:
+    """A mark in angle brackets is left out."""
+    return "" if mark[0].startswith("<") else mark[0]

@@ -98,12 +98,19 @@ class _Parameters:
             groups = {k: [_narrowed(one, k) for one in alternatives if k in types_of(one)] for k in types}
         else:
             groups = {types[0] if len(types) == 1 else "string": alternatives}
-        written = dict.fromkeys(self._one(key, kind, group, root) for kind, group in groups.items())
+        names = [(kind, kind, group) for kind, group in groups.items()]
+        # Some templates call every number so.
+        names += [("number", kind, group) for kind, group in groups.items() if kind == "integer"]
+        written = dict.fromkeys(self._one(key, *one, root) for one in names)
         return f"({' | '.join(written)})" if len(written) > 1 else next(iter(written))
 
-    def _one(self, key: str | None, kind: str, group: Sequence[Schema], root: Root) -> str:
-        """A parameter of one type, or of several that look alike."""
-        text = self._calls.parameter.replace("$type", kind)
+    def _one(self, key: str | None, named: str, kind: str, group: Sequence[Schema], root: Root) -> str:
+        """A parameter of one type, or of several that look alike.
+
+        Args:
+            named: what the syntax calls the type.
+        """
+        text = self._calls.parameter.replace("$type", named)
         text = text.replace("$is_string", "true" if kind == "string" else "false")
         before, _, rest = text.partition("$key")
         between, _, after = rest.partition("$value")

@@ -124,6 +124,14 @@ class Lark:
             pieces.pop()
         return _joined(self._loose(piece, is_json=is_json) for piece in pieces)
 
+    def loose_from_blanks(self, text: str, *, is_json: bool = False) -> str:
+        """The same, whose first terminal begins with blanks."""
+        first, *rest = self.pieces(text)
+        if isinstance(first, int):
+            return self.loose(text, is_json=is_json)
+        pattern = BLANKS + loose_pattern(first, is_json=is_json).removeprefix(BLANKS)
+        return _joined([f"/{pattern}/", *(self._loose(piece, is_json=is_json) for piece in rest)])
+
     def blanks(self) -> str:
         """Some blanks, or none."""
         return self.shared("BLANKS", r"/[ \t\n]{1,16}/") + "?"
@@ -149,10 +157,13 @@ class Lark:
     def _loose(self, piece: str | int, *, is_json: bool) -> str:
         if isinstance(piece, int):
             return f"<[{piece}]>"
-        if not piece.strip():
-            return self.blanks() if piece else ""
         pattern = loose_pattern(piece, is_json=is_json)
-        return quoted(piece) if BLANKS not in pattern else f"/{pattern}/"
+        core = pattern.removeprefix(BLANKS).removesuffix(BLANKS)
+        # Blanks at the edges are terminals of their own: what goes on behind them shows later.
+        before = self.blanks() if pattern.startswith(BLANKS) else ""
+        after = self.blanks() if core and pattern.endswith(BLANKS) else ""
+        middle = f"/{core}/" if BLANKS in core else quoted(piece.strip()) if core else ""
+        return _joined([before, middle, after])
 
 
 def quoted(text: str) -> str:
