@@ -18,6 +18,8 @@ OPEN: Final = generation_pb2.REASONING_FORMAT_OPEN
 _PLACEHOLDER = re.compile(r"(\$(?:name|arguments|id|index|number)(?![a-z]))")
 _OTHERS: Final = {"$id": r"[A-Za-z0-9_-]{1,64}", "$index": "[0-9]{1,3}", "$number": "[0-9]{1,3}"}
 _MARKS = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^<\[\s]+\s*|\s+")
+# Behind the arguments, models leave an id out.
+_ID = re.compile(r'(,\s*"\w+":\s*")\$id"')
 # In a call that is no JSON a name stands among signs.
 _UNSAFE_NAME: Final = re.compile(r"[\x00-\x20\x7f<>\"'|=,;(){}\[\]\\]")
 
@@ -80,12 +82,22 @@ class _Answer:
         if not self._reasoning:
             return ""
         thought = self._syntax.thought
-        whole = " ".join(filter(None, [self._lark.blanks(), self._lark.loose(thought.begin.rstrip())]))
-        whole = f"({whole} {self._lark.until(thought.end)})"
-        more = f"{whole}*" if self._syntax.HasField("channels") else ""
+        is_message = self._syntax.HasField("channels")
+        # Else text may begin with the same blanks.
+        spelled = self._lark.loose if is_message else self._lark.loose_from_blanks
+        begin = spelled(thought.begin) if thought.begin.strip() else ""
+        whole = f"({begin} {self._lark.until(thought.end)})"
+        other = f" | {self._preamble()}" if self._syntax.channels.recipient else ""
+        more = f"({whole}{other})*" if is_message else ""
         if self._reasoning == OPEN:
             return f"{self._lark.until(thought.end)} {more}".strip()
         return more or f"{whole}?"
+
+    def _preamble(self) -> str:
+        """A message before calls that is content."""
+        channel = self._syntax.calls.call.partition(" to=")[0]
+        begin = self._lark.loose(channel + self._syntax.channels.header_end)
+        return f"{begin} {self._lark.until(self._syntax.thought.end)}"
 
     def _answers(self) -> list[str]:
         """All that may come after the thought."""
@@ -232,6 +244,7 @@ class _Answer:
         """A message to a function, whose name is in its header, before or behind the channel."""
         header, _, after = self._syntax.calls.call.partition("$arguments")
         channel, _, rest = header.partition(f"to={self._syntax.channels.recipient}$name")
+        thought = self._syntax.thought.begin.partition(self._syntax.channels.header_end)[0]
         form, end = rest.removesuffix(self._syntax.channels.header_end), self._syntax.channels.header_end
         # Models leave out the marker before the form of the arguments.
         forms = [self._lark.loose(one) for one in dict.fromkeys([form, _MARKS.sub(_unmarked, form)])]
@@ -239,7 +252,7 @@ class _Answer:
         inline, messages = arguments_of(self._syntax.calls, self._lark, self._options), []
         for function in calls.functions:
             to = quoted(f"to={self._syntax.channels.recipient}{self._name(function.name)}")
-            begin = self._lark.loose(channel)
+            begin = f"({self._lark.loose(channel)} | {self._lark.loose(thought)})"
             heads = f"({begin} {to} | {to} {begin})"
             last = self._lark.last(after)
             messages.append(f"{heads} {shape} {inline.of(json.loads(function.parameters))} {last}".strip())
@@ -281,9 +294,13 @@ class _Answer:
             blanks: whether its first terminal begins with some.
         """
         made = []
+        if self._is_json and (found := _ID.search(text)):
+            before, after = text[: found.start()], text[found.end() :]
+            lead, quote = self._lark.loose(found[1], is_json=True), quoted('"')
+            return f"{self._terms(before)} ({lead} /{_OTHERS['$id']}/ {quote})? {self._terms(after)}".strip()
         for part in filter(None, _PLACEHOLDER.split(text)):
             if part in _OTHERS:
-                made.append(f"/{_OTHERS[part]}/")
+                made.append(f"/{_OTHERS[part]}/" if self._is_json else f"/{_OTHERS[part]}[ ]?/")
             elif blanks and not made:
                 made.append(self._lark.loose_from_blanks(part, is_json=self._is_json))
             else:
@@ -307,6 +324,8 @@ class _Answer:
             which, rest = ("$name", part[5:]) if part.startswith("$name") else ("$arguments", part[10:])
             if which == "$arguments":
                 terms.append(arguments.of(json.loads(function.parameters)))
+                if form.style == generation_pb2.ARGUMENT_STYLE_JSON and rest.strip():
+                    terms.append(self._lark.blanks())
             elif before is not None:
                 terms.append(f"/{BLANKS}{loose_pattern(before + name + rest)}/")
                 continue

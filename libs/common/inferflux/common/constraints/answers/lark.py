@@ -18,6 +18,10 @@ _SPECIAL = re.compile(r"[\\/.+*?()\[\]{}^$|&~#\"-]")
 _JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]:,]|\s+|[^"{}\[\]:,\s]+')
 
 
+# Names that models trade.
+_KEYS = {r"\"parameters\"": r"\"(parameters|arguments)\""}
+
+
 def pattern_of(text: str) -> str:
     """A regular expression of exactly this text."""
     return _SPECIAL.sub(lambda found: "\\" + found[0], text).replace("\n", "\\n").replace("\t", "\\t")
@@ -30,6 +34,7 @@ def loose_pattern(text: str, *, is_json: bool = False) -> str:
         quote, rest = ('"', text[1:]) if text.startswith('"') else ("", text)
         parts = [*quote, *_JSON_PARTS.findall(rest)]
         made = [BLANKS if part.isspace() else _spaced(part) for part in parts]
+        made = [_KEYS.get(part, part) for part in made]
     else:
         made = []
         parts = re.split(r"(\s+)", text)
@@ -162,8 +167,9 @@ class Lark:
         # Blanks at the edges are terminals of their own: what goes on behind them shows later.
         before = self.blanks() if pattern.startswith(BLANKS) else ""
         after = self.blanks() if core and pattern.endswith(BLANKS) else ""
-        middle = f"/{core}/" if BLANKS in core else quoted(piece.strip()) if core else ""
-        return _joined([before, middle, after])
+        is_exact = core == pattern_of(piece.strip())
+        middle = quoted(piece.strip()) if is_exact else f"/{core}/"
+        return _joined([before, middle if core else "", after])
 
 
 def quoted(text: str) -> str:
