@@ -7,15 +7,16 @@ import json
 import sys
 from collections.abc import Callable
 from types import FrameType
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.answers.json_scanner import ObjectScanner
+from inferflux.common.answers import families
 from inferflux.common.answers.parser import AnswerParser, CallArguments, CallName, Content, Piece, Reasoning
-from inferflux.common.answers.syntax import SYNTAXES
-from inferflux.common.answers.tape import Tape
+from inferflux.common.answers.scanner import BracketScanner
+from inferflux.common.answers.tape import Markers, Tape
 from inferflux.v1 import generation_pb2
 
 HERMES, LLAMA3, MISTRAL = (
@@ -28,16 +29,17 @@ OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASON
 NAMES = frozenset({"add", "get_weather"})
 
 Read = tuple[str, str, list[tuple[str, str]]]
-Format = generation_pb2.ReasoningFormat.ValueType
+ToolCallFormat: TypeAlias = generation_pb2.ToolCallFormat.ValueType
 
 
 def parser(
-    form: int = 0,
+    form: ToolCallFormat = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED,
     *,
     reasoning: generation_pb2.ReasoningFormat.ValueType = generation_pb2.REASONING_FORMAT_UNSPECIFIED,
     is_exact: bool = False,
 ) -> AnswerParser:
-    return AnswerParser(syntax=SYNTAXES.get(form), names=NAMES, reasoning=reasoning, is_exact=is_exact)
+    syntax = families.syntax_in(generation_pb2.AnswerSyntax(), form, reasoning)
+    return AnswerParser(syntax=syntax, names=NAMES, reasoning=reasoning, is_exact=is_exact)
 
 
 def joined(pieces: list[Piece]) -> Read:
@@ -64,23 +66,26 @@ ADD = ("add", '{"a": 1, "b": 2}')
 WEATHER = ("get_weather", '{"city": "Br\\"}ssel {["}')
 
 
-def spelled(form: int, *calls: tuple[str, str]) -> str:
+def spelled(form: ToolCallFormat, *calls: tuple[str, str]) -> str:
     """Calls as a model of the family spells them."""
-    syntax = SYNTAXES[form]
-    objects = [f'{{"name": "{name}", "{syntax.key}": {arguments}}}' for name, arguments in calls]
-    between = syntax.between or syntax.separator
-    return syntax.opening + syntax.lead + between.join(objects) + syntax.tail + syntax.closing
+    syntax = families.syntax_in(
+        generation_pb2.AnswerSyntax(), form, generation_pb2.REASONING_FORMAT_UNSPECIFIED
+    ).calls
+    written = [
+        syntax.call.replace("$name", name).replace("$arguments", arguments) for name, arguments in calls
+    ]
+    return syntax.begin + (syntax.separator or "; ").join(written) + syntax.end
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
-def test_calls_of_each_family_are_read(form: int, is_exact: bool) -> None:
+def test_calls_of_each_family_are_read(form: ToolCallFormat, is_exact: bool) -> None:
     assert read(parser(form, is_exact=is_exact), spelled(form, ADD)) == ("", "", [ADD])
     assert read(parser(form, is_exact=is_exact), spelled(form, ADD, WEATHER)) == ("", "", [ADD, WEATHER])
 
 
 @pytest.mark.parametrize("form", [HERMES, MISTRAL])
-def test_content_before_a_call_stays_content_without_the_blanks_between(form: int) -> None:
+def test_content_before_a_call_stays_content_without_the_blanks_between(form: ToolCallFormat) -> None:
     text = "Let me see.\n\n" + spelled(form, ADD)
     assert read(parser(form), text) == ("Let me see.", "", [ADD])
 
@@ -139,7 +144,6 @@ def test_other_spellings_of_a_call_are_understood(spelling: str, arguments: str)
         '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>',
         '<tool_call>\n{"name": "add", "arguments": {"a": 1',
         "<tool_call>[1]</tool_call>",
-        "<tool_call>",
         "a <tool",
         " \n",
     ],
@@ -159,8 +163,15 @@ def test_a_constrained_call_that_is_cut_keeps_what_was_told_of_it() -> None:
         "",
         [("add", '{"a"')],
     )
-    cut = '<tool_call>\n{"name": "ad'
-    assert read(parser(HERMES, is_exact=True), cut) == (cut, "", [])
+
+
+@pytest.mark.parametrize(
+    "cut", ["<tool_call>", '<tool_call>\n{"name": "ad', '<tool_call>\n{"name": "add", "arg']
+)
+def test_a_call_that_is_cut_before_it_is_told_leaves_nothing_of_itself(cut: str) -> None:
+    assert read(parser(HERMES, is_exact=True), "Well.\n" + cut) == ("Well.\n", "", [])
+    made = parser(HERMES)
+    assert joined(made.push("Well.\n" + cut) + made.finish(is_cut=True)) == ("Well.\n", "", [])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +195,7 @@ def test_reasoning_is_told_from_content(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_calls_follow_reasoning(form: int) -> None:
+def test_calls_follow_reasoning(form: ToolCallFormat) -> None:
     text = "I have to add: <tool_call>?\n</think>\n\n" + spelled(form, ADD)
     assert read(parser(form, reasoning=OPEN), text) == ("", "I have to add: <tool_call>?", [ADD])
 
@@ -239,7 +250,7 @@ _TEXTS = st.lists(_FRAGMENTS | st.text(max_size=3), max_size=8).map("".join)
 )
 def test_the_result_does_not_depend_on_how_a_text_is_cut(
     text: str,
-    form: int,
+    form: ToolCallFormat,
     reasoning: generation_pb2.ReasoningFormat.ValueType,
     is_exact: bool,
     cuts: list[int],
@@ -273,12 +284,12 @@ class CountingTape(Tape):
         super().rewind()
         type(self).n += len(self._text) if has_kept else 0
 
-    def take_until(self, marker: str, *, is_final: bool) -> tuple[str, bool]:
-        text, was_found = super().take_until(marker, is_final=is_final)
-        type(self).n += len(text) + len(marker)
-        return text, was_found
+    def take_before(self, markers: Markers) -> tuple[str, str | None]:
+        text, marker = super().take_before(markers)
+        type(self).n += len(text)
+        return text, marker
 
-    def take_object(self, scanner: ObjectScanner) -> str:
+    def take_object(self, scanner: BracketScanner) -> str:
         text = super().take_object(scanner)
         type(self).n += 2 * len(text)  # the scanner's work, and the copy
         return text
@@ -335,7 +346,7 @@ _BEFORE = ("", "<tool_call>{", '<tool_call>{"name": "', "[TOOL_CALLS]")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("hostile", _HOSTILE.values(), ids=_HOSTILE)
 def test_the_work_grows_with_the_text_whatever_it_is(
-    monkeypatch: pytest.MonkeyPatch, hostile: str, form: int
+    monkeypatch: pytest.MonkeyPatch, hostile: str, form: ToolCallFormat
 ) -> None:
     """In one part, and character by character: per character at most some dozens of steps."""
     for before, is_exact in itertools.product(_BEFORE, (False, True)):
@@ -350,11 +361,15 @@ def test_the_work_grows_with_the_text_whatever_it_is(
 
 @settings(max_examples=200)
 @given(text=_TEXTS, form=st.sampled_from(FORMATS), is_exact=st.booleans())
-def test_no_text_is_lost_but_blanks_and_the_spelling_of_calls(text: str, form: int, is_exact: bool) -> None:
+def test_no_text_is_lost_but_blanks_and_the_spelling_of_calls(
+    text: str, form: ToolCallFormat, is_exact: bool
+) -> None:
     content, reasoning, calls = read(parser(form, is_exact=is_exact), text)
     assert not reasoning
     if not calls:
-        assert content == text
+        assert text.startswith(content)
+        rest = text[len(content) :].strip()
+        assert is_exact or rest in ("", "<tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[TOOL_CALLS][")
     if not is_exact:
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
 
@@ -373,7 +388,7 @@ _VALUES = st.recursive(
     is_exact=st.booleans(),
 )
 def test_any_arguments_are_read_as_they_are_spelled(
-    form: int, arguments: list[dict[str, object]], is_exact: bool
+    form: ToolCallFormat, arguments: list[dict[str, object]], is_exact: bool
 ) -> None:
     calls = [("add", json.dumps(one, ensure_ascii=False)) for one in arguments]
     assert read(parser(form, is_exact=is_exact), *spelled(form, *calls)) == ("", "", calls)

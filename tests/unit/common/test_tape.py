@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.answers.tape import Tape
+from inferflux.common.answers.tape import Markers, Tape
 
 MARKER = "<ab>"
 
@@ -21,14 +21,24 @@ def tape(*parts: str) -> Tape:
 
 
 def test_a_beginning_of_a_marker_is_left_until_it_is_certain() -> None:
+    markers = Markers([MARKER])
     one = tape("x <a")
-    assert one.take_until(MARKER, is_final=False) == ("x ", False)
+    assert one.take_before(markers) == ("x ", None)
     one.feed("b>y")
-    assert one.take_until(MARKER, is_final=False) == ("", True)
-    assert one.take_until(MARKER, is_final=False) == ("y", False)
+    assert one.take_before(markers) == ("", MARKER)
+    one.skip(len(MARKER))
+    assert one.take_before(markers) == ("y", None)
     one.feed("<a")
-    assert one.take_until(MARKER, is_final=True) == ("<a", False)
+    one.is_final = True
+    assert one.take_before(markers) == ("<a", None)
     assert not one
+
+
+def test_the_leftmost_marker_counts_and_the_longest_of_those_that_begin_there() -> None:
+    markers = Markers(["<a>", "<a>b", "a>bc"])
+    assert tape("-<a>").take_before(markers) == ("-", None)
+    assert tape("-<a>c").take_before(markers) == ("-", "<a>")
+    assert tape("-<a>bc").take_before(markers) == ("-", "<a>b")
 
 
 @pytest.mark.parametrize(

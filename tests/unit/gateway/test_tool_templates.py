@@ -160,10 +160,11 @@ def test_a_result_gets_the_name_of_its_call() -> None:
 def test_what_may_be_reasoning_is_seen_from_template_and_prompt(
     source: str, end: str, expected: generation_pb2.ReasoningFormat.ValueType
 ) -> None:
-    assert reasoning_of(template(source), "<think>old</think> " + end) == expected
+    syntax = tool_support(template(source)).syntax
+    assert reasoning_of(syntax, "<think>old</think> " + end) == expected
 
 
 def test_a_template_that_opens_a_thought_is_known_by_its_prompt() -> None:
     opens = template(chat_templates.DEEPSEEK_R1)
     prompt = opens.render(as_read(said(CONVERSATION[:1]), Capabilities(opens)))
-    assert reasoning_of(opens, prompt) == generation_pb2.REASONING_FORMAT_OPEN
+    assert reasoning_of(tool_support(opens).syntax, prompt) == generation_pb2.REASONING_FORMAT_OPEN

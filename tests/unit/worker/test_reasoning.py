@@ -15,8 +15,12 @@ from inferflux.worker.engine.reasoning import Closing, Reasoning
 OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
 
 
+def written(form: generation_pb2.ReasoningFormat.ValueType) -> generation_pb2.AnswerFormat:
+    return generation_pb2.AnswerFormat(reasoning=form)
+
+
 def count(form: generation_pb2.ReasoningFormat.ValueType, pieces: list[bytes]) -> int:
-    counted = Reasoning(form)
+    counted = Reasoning(written(form))
     for piece in pieces:
         counted.push(piece)
     return counted.n_tokens
@@ -74,13 +78,13 @@ def generated(reasoning: Reasoning, pieces: list[bytes]) -> list[bytes]:
 def test_a_thought_that_has_its_tokens_is_closed_and_the_answer_follows(
     form: generation_pb2.ReasoningFormat.ValueType, most: int, expected: str
 ) -> None:
-    reasoning = Reasoning(form, most=most, closing=CLOSING)
+    reasoning = Reasoning(written(form), most=most, closing=CLOSING)
     said = generated(reasoning, [b"a", b"b", b"c", b"d", b"e", b"f"])
     assert b"|".join(said).decode() == expected
 
 
 def test_what_opens_a_thought_that_may_have_no_tokens_is_followed_by_its_end() -> None:
-    reasoning = Reasoning(OPTIONAL, most=0, closing=CLOSING)
+    reasoning = Reasoning(written(OPTIONAL), most=0, closing=CLOSING)
     assert generated(reasoning, [b"<th", b"ink>", b"a", b"b", b"c"]) == [
         b"<th",
         b"ink>",
@@ -90,7 +94,7 @@ def test_what_opens_a_thought_that_may_have_no_tokens_is_followed_by_its_end() -
 
 
 def test_a_character_is_completed_before_the_end_is_forced() -> None:
-    reasoning = Reasoning(OPEN, most=1, closing=CLOSING)
+    reasoning = Reasoning(written(OPEN), most=1, closing=CLOSING)
     said = generated(reasoning, ["é".encode()[:1], "é".encode()[1:], b"a", b"b", b"c"])
     assert b"".join(said).decode() == "é\n</think>\n\nc"
 
@@ -98,11 +102,11 @@ def test_a_character_is_completed_before_the_end_is_forced() -> None:
 @given(st.lists(st.sampled_from(["a", "é", "</", "think", ">", "</think>", "b"])), st.integers(0, 12))
 def test_a_limit_holds_and_is_the_same_after_a_retry(words: list[str], most: int) -> None:
     pieces = [byte.to_bytes() for byte in "".join(words).encode()]
-    whole = Reasoning(OPEN, most=most, closing=CLOSING)
+    whole = Reasoning(written(OPEN), most=most, closing=CLOSING)
     said = generated(whole, pieces)
     assert whole.n_tokens <= most + 1 + len(CLOSING[:1])
     for cut in range(len(said)):
-        again = Reasoning(OPEN, most=most, closing=CLOSING)
+        again = Reasoning(written(OPEN), most=most, closing=CLOSING)
         for piece in said[:cut]:
             again.push(piece)
         assert said[:cut] + generated(again, pieces[cut:]) == said
@@ -110,10 +114,10 @@ def test_a_limit_holds_and_is_the_same_after_a_retry(words: list[str], most: int
 
 @given(st.lists(st.sampled_from([b"a", b"</think>", "é".encode()[:1], "é".encode()[1:]])), st.integers(0, 6))
 def test_nothing_is_forced_within_the_tokens_that_are_free(pieces: list[bytes], most: int) -> None:
-    reasoning = Reasoning(OPEN, most=most, closing=CLOSING)
+    reasoning = Reasoning(written(OPEN), most=most, closing=CLOSING)
     for i in range(len(pieces)):
         n_free = reasoning.n_free
-        ahead = Reasoning(OPEN, most=most, closing=CLOSING)
+        ahead = Reasoning(written(OPEN), most=most, closing=CLOSING)
         for piece in pieces[:i]:
             ahead.push(piece)
         for piece in pieces[i : i + n_free]:

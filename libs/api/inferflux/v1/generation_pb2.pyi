@@ -489,6 +489,7 @@ class CallSyntax(_message.Message):
     IS_WHOLE_ANSWER_FIELD_NUMBER: _builtins.int
     OPTIONAL_BEGINS_FIELD_NUMBER: _builtins.int
     IS_SINGLE_FIELD_NUMBER: _builtins.int
+    ID_FORM_FIELD_NUMBER: _builtins.int
     begin: _builtins.str
     """Before the first call of a run, and after the last one."""
     end: _builtins.str
@@ -503,6 +504,8 @@ class CallSyntax(_message.Message):
     """Calls have no marker: they count only where an answer begins, after thoughts."""
     is_single: _builtins.bool
     """The template refuses messages with several calls."""
+    id_form: _builtins.str
+    """Ids that the template needs back, made of $name and $index; empty: as they came, or the gateway's own."""
     @_builtins.property
     def optional_begins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """May come before them then."""
@@ -520,10 +523,11 @@ class CallSyntax(_message.Message):
         is_whole_answer: _builtins.bool = ...,
         optional_begins: _abc.Iterable[_builtins.str] | None = ...,
         is_single: _builtins.bool = ...,
+        id_form: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "call", b"call", "end", b"end", "is_single", b"is_single", "is_whole_answer", b"is_whole_answer", "optional_begins", b"optional_begins", "parameter", b"parameter", "parameter_separator", b"parameter_separator", "separator", b"separator", "style", b"style"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "call", b"call", "end", b"end", "id_form", b"id_form", "is_single", b"is_single", "is_whole_answer", b"is_whole_answer", "optional_begins", b"optional_begins", "parameter", b"parameter", "parameter_separator", b"parameter_separator", "separator", b"separator", "style", b"style"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -618,7 +622,7 @@ Global___AnswerSyntax: _TypeAlias = AnswerSyntax  # noqa: Y015
 
 @_typing.final
 class FunctionTypes(_message.Message):
-    """JSON's names of the types of a function's parameters, with commas between them. Those of strings alone are left out."""
+    """JSON's names of the types of a function's parameters, with commas between them; empty: any."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -674,12 +678,15 @@ class AnswerFormat(_message.Message):
     CALL_ID_PREFIX_FIELD_NUMBER: _builtins.int
     SYNTAX_FIELD_NUMBER: _builtins.int
     TYPES_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     tool_calls: Global___ToolCallFormat.ValueType
     reasoning: Global___ReasoningFormat.ValueType
     is_exact: _builtins.bool
     """A constraint holds calls to their syntax."""
     call_id_prefix: _builtins.str
     """What the ids of its calls begin with: every reader gives a call the same id."""
+    prefix: _builtins.str
+    """The end of the prompt, where the answer's spelling begins there. It is read before the answer."""
     @_builtins.property
     def functions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the functions that it may call. What else it seems to call is content."""
@@ -700,10 +707,11 @@ class AnswerFormat(_message.Message):
         call_id_prefix: _builtins.str = ...,
         syntax: Global___AnswerSyntax | None = ...,
         types: _abc.Iterable[Global___FunctionTypes] | None = ...,
+        prefix: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id_prefix", b"call_id_prefix", "functions", b"functions", "is_exact", b"is_exact", "reasoning", b"reasoning", "syntax", b"syntax", "tool_calls", b"tool_calls", "types", b"types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id_prefix", b"call_id_prefix", "functions", b"functions", "is_exact", b"is_exact", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax", "tool_calls", b"tool_calls", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -462,10 +462,12 @@ class RenderedChat(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     SYNTAX_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     tool_calls: _generation_pb2.ToolCallFormat.ValueType
     """Set where there are tools."""
     reasoning: _generation_pb2.ReasoningFormat.ValueType
+    prefix: _builtins.str
     @_builtins.property
     def tokens(self) -> _inference_pb2.TokenIds: ...
     @_builtins.property
@@ -481,11 +483,12 @@ class RenderedChat(_message.Message):
         tool_calls: _generation_pb2.ToolCallFormat.ValueType = ...,
         reasoning: _generation_pb2.ReasoningFormat.ValueType = ...,
         syntax: _generation_pb2.AnswerSyntax | None = ...,
+        prefix: _builtins.str = ...,
         images: _abc.Iterable[_generation_pb2.PromptImage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "reasoning", b"reasoning", "syntax", b"syntax", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

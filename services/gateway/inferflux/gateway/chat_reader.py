@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inferflux.api.stream_state import StreamState, Verdict
+from inferflux.common.answers.families import syntax_in
 from inferflux.common.answers.parser import AnswerParser, CallArguments, CallName, Content, Piece, Reasoning
-from inferflux.common.answers.syntax import SYNTAXES
 from inferflux.common.chunks import parse_chunk
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2, tokens_pb2
 
 from .tools import ToolUse
 
+# Styles of arguments that do not tell strings from other values.
+_UNTYPED_STYLES = frozenset({generation_pb2.ARGUMENT_STYLE_TEXT, generation_pb2.ARGUMENT_STYLE_NESTED})
+
 
 class ChatReader:
     """Reads the chunks of one answer, in order."""
 
     def __init__(self, form: generation_pb2.AnswerFormat) -> None:
+        types: dict[str, dict[str, str]] = {name: {} for name in form.functions}
+        types |= {one.function: dict(one.types) for one in form.types if one.function in types}
         self._parser = AnswerParser(
-            syntax=SYNTAXES.get(form.tool_calls),
-            names=frozenset(form.functions),
+            syntax=syntax_in(form.syntax, form.tool_calls, form.reasoning),
+            names=types,
             reasoning=form.reasoning,
             is_exact=form.is_exact,
+            prefix=form.prefix,
         )
         self._call_id_prefix = form.call_id_prefix
 
@@ -30,7 +36,8 @@ class ChatReader:
         """What is certain with a chunk; all of it with the terminal one."""
         pieces = self._parser.push(chunk.text)
         if chunk.HasField("finished"):
-            pieces += self._parser.finish()
+            is_cut = chunk.finished.reason == generation_pb2.FINISH_REASON_LENGTH
+            pieces += self._parser.finish(is_cut=is_cut)
         delta = inference_pb2.ChatDelta()
         for piece in pieces:
             self._add(delta, piece)
@@ -47,7 +54,7 @@ class ChatReader:
             case Reasoning():
                 delta.reasoning_content += piece.text
             case CallName():
-                call_id = f"{self._call_id_prefix}{piece.index:04x}"
+                call_id = piece.id or f"{self._call_id_prefix}{piece.index:04x}"
                 delta.tool_calls.add(index=piece.index, id=call_id, name=piece.name)
             case CallArguments():
                 calls = delta.tool_calls
@@ -108,12 +115,20 @@ def format_of(
         is_constrained: whether calls are held to their syntax.
         has_other_constraint: whether the answer is something else altogether: then it does not reason.
     """
-    if has_other_constraint or not (use.functions or chat.reasoning):
+    if has_other_constraint:
         return None
-    form = generation_pb2.AnswerFormat(reasoning=chat.reasoning)
+    form = generation_pb2.AnswerFormat(reasoning=chat.reasoning, prefix=chat.prefix)
+    if chat.HasField("syntax"):
+        form.syntax.CopyFrom(chat.syntax)
+    if not use.functions:
+        if form.HasField("syntax"):
+            form.syntax.ClearField("calls")
+        return form if form.reasoning or form.syntax.ByteSize() else None
     if use.functions:
         form.tool_calls = chat.tool_calls
         form.functions.extend(sorted(use.names))
+        if chat.syntax.calls.style in _UNTYPED_STYLES:
+            form.types.extend(use.types())
         form.is_exact = is_constrained
         form.call_id_prefix = call_id_prefix
     return form

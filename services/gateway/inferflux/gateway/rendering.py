@@ -10,7 +10,7 @@ from functools import cached_property
 
 from inferflux.common.chat_templates.capabilities import Capabilities
 from inferflux.common.chat_templates.conversation import Message, as_read
-from inferflux.common.chat_templates.probe import ToolSupport, reasoning_of, tool_support
+from inferflux.common.chat_templates.probe import ToolSupport, prefix_of, reasoning_of, tool_support
 from inferflux.common.chat_templates.switches import SwitchError, switches_of
 from inferflux.common.chat_templates.templates import (
     ChatTemplate,
@@ -36,12 +36,16 @@ class Rendered:
 
     Attributes:
         parts: the prompt. A token is within one of them. A number is an image, the first one being 0.
-        call_format: of a prompt with tools.
+        call_format: of a prompt with tools, where it is one of the first three.
+        syntax: how the answer is written.
+        prefix: the end of the prompt, where the answer's spelling begins there.
     """
 
     parts: Sequence[str | int]
     call_format: generation_pb2.ToolCallFormat.ValueType
     reasoning: generation_pb2.ReasoningFormat.ValueType
+    syntax: generation_pb2.AnswerSyntax
+    prefix: str
 
     @property
     def n_images(self) -> int:
@@ -192,8 +196,10 @@ class _Template:
         if parts is None:
             message = "the model's chat template leaves images out, or does not keep them in order"
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
+        syntax = self._support.syntax
         opened = generation_pb2.REASONING_FORMAT_OPEN
-        return Rendered(parts, form, opened if is_thought else reasoning_of(self._template, text))
+        reasoning = opened if is_thought else reasoning_of(syntax, text)
+        return Rendered(parts, form, reasoning, syntax, prefix_of(syntax, text))
 
     def _text(self, said: list[Message], tools: list[Json], asked: Asked) -> tuple[str, bool]:
         """The prompt, and whether it ends within a thought."""
@@ -244,7 +250,7 @@ def _is_marker(spelling: str) -> bool:
 def _check_knows_tools(support: ToolSupport) -> None:
     if not support.shows_tools:
         why = "the model's chat template does not know tools"
-    elif not support.call_format:
+    elif not support.is_usable:
         why = "the model's chat template spells tool calls in a way that is not known here"
     else:
         return

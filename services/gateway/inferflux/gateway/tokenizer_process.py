@@ -102,6 +102,8 @@ class TokenizerServer:
                 raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
             response.chat.tool_calls = rendered.call_format
             response.chat.reasoning = rendered.reasoning
+            response.chat.syntax.CopyFrom(rendered.syntax)
+            response.chat.prefix = rendered.prefix
             chat, projector = request.chat, request.chat.projector_path
             prompt = tokenizer.tokenize_rendered(
                 rendered, request.context_length, chat.images, Path(projector) if projector else None

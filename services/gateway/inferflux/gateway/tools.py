@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -53,7 +53,18 @@ class ToolUse:
             is_required=self.is_required,
             is_single=self.is_single,
             reasoning=chat.reasoning,
+            syntax=chat.syntax,
+            prefix=chat.prefix,
         )
+
+    def types(self) -> Iterable[generation_pb2.FunctionTypes]:
+        """JSON types of the functions' parameters."""
+        for function in self.functions:
+            schema = json.loads(function.parameters)
+            yield generation_pb2.FunctionTypes(
+                function=function.name,
+                types={key: _kinds_of(each, schema) for key, each in schema.get("properties", {}).items()},
+            )
 
 
 def schema_bytes(tools: Sequence[inference_pb2.Tool]) -> int:
@@ -139,6 +150,27 @@ def arguments_of(text: str) -> dict[str, Any]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"arguments": text}
+
+
+def _kinds_of(schema: Any, root: Any, depth: int = 0) -> str:
+    """JSON types that a schema allows, with commas between them; empty: any."""
+    if not isinstance(schema, dict) or depth > 8:
+        return ""
+    if isinstance(kinds := schema.get("type"), str):
+        return kinds
+    if isinstance(kinds, list):
+        return ",".join(map(str, kinds))
+    if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#/"):
+        target = root
+        for key in ref[2:].split("/"):
+            target = target.get(key) if isinstance(target, dict) else None
+        return _kinds_of(target, root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            found = [_kinds_of(each, root, depth + 1) for each in schema[key]]
+            return ",".join(dict.fromkeys(",".join(found).split(","))) if all(found) else ""
+    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
+    return "string" if values and all(isinstance(value, str) for value in values) else ""
 
 
 def _arguments_schema(text: str, field: str) -> str:

@@ -6,21 +6,23 @@ reasoning belong to neither. The work grows with the length of the text, whateve
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import re
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from inferflux.v1 import generation_pb2
 
-from .json_scanner import ObjectScanner
-from .syntax import END_THINK, SYNTAXES, THINK, CallSyntax
-from .tape import Tape
+from .call_reader import CallReader
+from .tape import Markers, Steps, Tape
 
-# What a call has before its arguments: parts, each with its spellings. Those of the name the parser knows.
-_HEAD = (("{",), ('"name"',), (":",), (), (",",), ('"arguments"', '"parameters"'), (":",))
-_NAME_PART, _N_HEAD = 3, len(_HEAD)
+OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
+# What was read again because it was no call: at most so many times what was read. Then all is content.
+_MOST_REREAD: Final = 4
+_ENOUGH_REREAD: Final = 4096
+_LONGEST_HEADER: Final = 512
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,15 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """A call begins."""
+    """A call begins.
+
+    Attributes:
+        id: as the model or its template has it; empty: it has none.
+    """
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +63,13 @@ class AnswerParser:
     """Reads one answer.
 
     Args:
-        syntax: how its calls are spelled; None: it has none.
-        names: what may be called. Anything else is content.
+        syntax: how it is written; None: all is content.
+        names: what may be called, with the JSON types of the parameters where they are known. Any other
+            call is content.
         reasoning: what of it may be reasoning.
         is_exact: whether a constraint holds calls to their syntax. Their parts are told at once then. Without
             one a call is told when it is complete, since a broken one is content.
+        prefix: the end of the prompt, where the answer's spelling begins there.
 
     Attributes:
         n_calls: calls that have begun.
@@ -70,260 +79,346 @@ class AnswerParser:
     def __init__(
         self,
         *,
-        syntax: CallSyntax | None = None,
-        names: AbstractSet[str] = frozenset(),
+        syntax: generation_pb2.AnswerSyntax | None = None,
+        names: Mapping[str, Mapping[str, str]] | AbstractSet[str] = frozenset(),
         reasoning: generation_pb2.ReasoningFormat.ValueType = generation_pb2.REASONING_FORMAT_UNSPECIFIED,
         is_exact: bool = False,
+        prefix: str = "",
     ) -> None:
-        self._syntax = syntax
-        self._names = names
-        self._names_as_spelled = tuple(f'"{name}"' for name in names)
+        self._syntax = syntax or generation_pb2.AnswerSyntax()
         self._reasoning = reasoning
         self._is_exact = is_exact
-        self._state: Callable[[], bool] = self._begin
-        self._pieces: list[Piece] = []
-        self._is_final = False
-        # What is not read yet. It is marked where reading goes back to if what seemed to be a call is none.
         self._tape = Tape()
-        self._tape.mark()
-        # What was read right before the mark, and is content if there is no call after it.
-        self._lead = ""
-        # Blanks that are dropped if a call, or the end of reasoning, follows.
-        self._blanks: list[str] = []
+        self._pieces: list[Piece] = []
+        self._calls: CallReader | None = None
+        self._types = names if isinstance(names, Mapping) else {name: {} for name in names}
+        if names and (self._syntax.HasField("calls") or self._syntax.channels.recipient):
+            self._calls = CallReader(
+                self._syntax.calls, self._tape, self, types=self._types, is_exact=is_exact
+            )
+        # Texts that are read in content besides calls: what they are part of is no content.
+        self._dropped = {
+            text.strip()
+            for text in (self._syntax.content_begin, self._syntax.content_end, *self._syntax.noise)
+        } - {""}
+        # Blanks at the end of what has been told: dropped if a call or the end of reasoning follows.
+        self._blanks = ""
+        # Nothing has been told since reasoning or calls, and the last that was told is a call.
         self._drops_blanks = False
-        # Of the call that is read: how many parts of its head were, and its object.
-        self._n_head = 0
-        self._name = ""
-        self._object: list[str] = []
-        self._scanner = ObjectScanner()
+        self._is_after_call = False
+        self._kind: type[Content | Reasoning] | None = None
+        self._has_content = False
+        self._n_reread = 0
+        self._is_dropping = is_exact
+        self._thinks = False
+        self._may_think = self._syntax.HasField("thought")
         self.n_calls = 0
         self.has_reasoned = False
+        self._steps = self._answer()
+        if prefix:
+            self.push(prefix)
+            self._pieces = []
 
     @property
     def is_cut(self) -> bool:
         """Whether the arguments of the last call are not complete."""
-        return self._state == self._read_arguments
+        return self._calls is not None and self._calls.is_within
 
     @property
     def may_reason(self) -> bool:
         """Whether what comes next may be reasoning. `has_reasoned` says whether it has begun."""
-        return self._state in (self._begin, self._think)
+        return self._thinks or self._may_think
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is reasoning, or ends it."""
+        return self._thinks or (self._may_think and self._reasoning == OPEN)
 
     def push(self, text: str) -> list[Piece]:
         """What is certain with this part of the text."""
         self._tape.feed(text)
         return self._read()
 
-    def finish(self) -> list[Piece]:
-        """The rest, when nothing follows."""
-        self._is_final = True
+    def finish(self, *, is_cut: bool = False) -> list[Piece]:
+        """The rest, when nothing follows.
+
+        Args:
+            is_cut: the answer has ended by its length. A call that is not complete is dropped then.
+        """
+        self._tape.is_final = True
+        if self._calls is not None:
+            self._calls.is_cut = is_cut
+        self._is_dropping = is_cut or self._is_exact
         pieces = self._read()
-        if self._blanks and not self._drops_blanks and self._state != self._think:
-            pieces.append(Content("".join(self._blanks)))
-            self._blanks = []
+        if (
+            self._blanks
+            and not self._drops_blanks
+            and not self._is_after_call
+            and self._kind is not Reasoning
+        ):
+            pieces.append(Content(self._blanks))
+            self._blanks = ""
         return pieces
 
     def _read(self) -> list[Piece]:
         self._pieces = []
-        while self._state():
-            pass
+        next(self._steps, None)
         return self._pieces
 
-    # Each state reads from the tape. It returns False where it needs more text. It decides as soon as it can:
-    # what is told after a text must not depend on its parts.
+    # What follows are generators. Each yields where it needs more text. It decides as soon as it can: what is
+    # told after a text must not depend on its parts.
 
-    def _begin(self) -> bool:
-        if self._reasoning == generation_pb2.REASONING_FORMAT_OPEN:
-            return self._begin_to_think()
-        if self._reasoning == generation_pb2.REASONING_FORMAT_OPTIONAL:
-            self._tape.skip_blanks()
-            if self._awaits(THINK):
-                return False
-            if self._has_taken(THINK):
-                return self._begin_to_think()
-            self._tape.rewind()
-        return self._begin_answer()
+    def _answer(self) -> Steps[None]:
+        if self._syntax.HasField("channels"):
+            yield from self._messages()
+            return
+        yield from self._maybe_think()
+        self._may_think = False
+        if self._calls is not None and self._syntax.calls.is_whole_answer:
+            yield from self._maybe_call("")
+        yield from self._text(Content, ())
 
-    def _begin_to_think(self) -> bool:
-        self._tape.unmark()
-        self.has_reasoned = True
-        return self._go_on(self._think, drops_blanks=True)
-
-    def _think(self) -> bool:
-        text, has_ended = self._tape.take_until(END_THINK, is_final=self._is_final)
-        self._say(text, Reasoning)
-        if not has_ended:
-            return False
-        self._blanks = []
-        self._drops_blanks = True
-        return self._begin_answer()
-
-    def _begin_answer(self) -> bool:
-        """Content begins, or a call that is the whole answer."""
-        if self._syntax is None or self._syntax.opening:
+    def _maybe_think(self) -> Steps[None]:
+        """Thoughts, where the answer may begin with them."""
+        thought = self._syntax.thought
+        begin, end = thought.begin.strip(), thought.end.strip()
+        if not end:
+            return
+        is_open = self._reasoning == OPEN
+        self._tape.mark()
+        yield from self._tape.blanks()
+        found = yield from self._tape.taking_one([one for one in (begin, "" if is_open else end) if one])
+        if found == end and not is_open:
             self._tape.unmark()
-            return self._go_on(self._read_content)
-        self._tape.mark()
-        self._lead = ""
-        return self._go_on(self._open)
-
-    def _open(self) -> bool:
-        """What may come before a call that is the whole answer."""
-        self._tape.skip_blanks()
-        opening = self._syntax.optional_opening if self._syntax else ""
-        if self._awaits(opening):
-            return False
-        self._has_taken(opening)
-        return self._go_on(self._begin_object)
-
-    def _read_content(self) -> bool:
-        syntax = self._syntax
-        if syntax is None or not syntax.opening:
-            self._say(self._tape.take_all(), Content)
-            return False
-        text, is_opened = self._tape.take_until(syntax.opening, is_final=self._is_final)
-        self._say(text, Content)
-        return is_opened and self._may_call(self._read_lead, after=syntax.opening)
-
-    def _read_lead(self) -> bool:
-        """What is between the opening and the first call."""
-        lead = self._syntax.lead.strip() if self._syntax else ""
-        self._tape.skip_blanks()
-        if self._awaits(lead):
-            return False
-        return self._go_on(self._begin_object) if self._has_taken(lead) else self._give_up()
-
-    def _begin_object(self) -> bool:
-        self._tape.skip_blanks()
-        if not self._tape and not self._is_final:
-            return False
-        if self._tape.next != "{":
-            return self._give_up()
-        self._n_head, self._object = 0, []
-        self._scanner = ObjectScanner(is_strict=not self._is_exact)
-        return self._go_on(self._read_head if self._is_exact else self._collect)
-
-    def _collect(self) -> bool:
-        """A whole call, which may be broken."""
-        self._object.append(self._tape.take_object(self._scanner))
-        if not self._scanner.is_done:
-            return self._give_up() if self._is_final or self._scanner.is_broken else False
-        call = _call_of("".join(self._object), self._names)
-        if call is None:
-            return self._give_up()
-        name, arguments = call
-        self._begin_call(name)
-        self._pieces.append(CallArguments(self.n_calls - 1, arguments))
-        return self._go_on(self._end_call)
-
-    def _read_head(self) -> bool:
-        """What comes before the arguments, part by part."""
-        self._tape.skip_blanks()
-        if self._n_head == _N_HEAD:
-            return self._begin_arguments()
-        parts = self._names_as_spelled if self._n_head == _NAME_PART else _HEAD[self._n_head]
-        found = next((part for part in parts if self._has_taken(part)), None)
-        if found is None:
-            return False if any(map(self._awaits, parts)) else self._give_up()
-        if self._n_head == _NAME_PART:
-            self._name = found.strip('"')
-        self._n_head += 1
-        return True
-
-    def _begin_arguments(self) -> bool:
-        if not self._tape and not self._is_final:
-            return False
-        if self._tape.next != "{":
-            return self._give_up()
-        self._begin_call(self._name)
-        return self._go_on(self._read_arguments)
-
-    def _read_arguments(self) -> bool:
-        text = self._tape.take_object(self._scanner)
-        if text:
-            self._pieces.append(CallArguments(self.n_calls - 1, text))
-        return self._go_on(self._end_object) if self._scanner.is_done else False
-
-    def _end_object(self) -> bool:
-        self._tape.skip_blanks()
-        if self._awaits("}"):
-            return False
-        self._has_taken("}")
-        return self._go_on(self._end_call)
-
-    def _end_call(self) -> bool:
-        """Another call follows, or the closing, or content."""
-        syntax = self._syntax
-        self._tape.skip_blanks()
-        if syntax is None or (not self._tape and not self._is_final):
-            return False
-        if syntax.separator and self._has_taken(syntax.separator):
-            return self._may_call(self._begin_object, after=syntax.separator)
-        if self._awaits(syntax.closing):
-            return False
-        if not self._has_taken(syntax.closing) and self._tape.may_become(syntax.closing):
-            self._tape.take_all()  # cut
-        return self._go_on(self._read_content)
-
-    def _may_call(self, state: Callable[[], bool], *, after: str) -> bool:
-        """A call may follow what was read; without one that is content."""
-        self._tape.mark()
-        self._lead = after
-        return self._go_on(state)
-
-    def _give_up(self) -> bool:
-        """It is no call: what it began with is content, and the rest is read again."""
-        self._tape.rewind()
-        self._say(self._lead, Content)
-        return self._go_on(self._read_content)
-
-    def _begin_call(self, name: str) -> None:
+            self._drops_blanks = True
+            return
+        if not found:
+            self._tape.rewind()
         self._tape.unmark()
-        self._pieces.append(CallName(self.n_calls, name))
+        if found or is_open:
+            stop = yield from self._think([one for one in (end, self._syntax.content_begin.strip()) if one])
+            self._tape.skip(len(stop))
+
+    def _think(self, stops: Collection[str]) -> Steps[str]:
+        self._thinks = True
+        self._may_think = self._syntax.HasField("channels")
+        if self.has_reasoned:
+            self._blanks = "\n\n" if self._kind is Reasoning else self._blanks
+        else:
+            self._drops_blanks = True
+        self.has_reasoned = True
+        stop = yield from self._text(Reasoning, stops)
+        self._thinks = False
+        self._drops_blanks = not self._has_content
+        return stop
+
+    def _text(self, kind: type[Content | Reasoning], stops: Collection[str]) -> Steps[str]:
+        """Text up to one of the stops, which is not read, or to the end. Content may have calls."""
+        is_content = kind is Content
+        openings = self._calls.openings if self._calls is not None else []
+        dropped = self._dropped if is_content else ()
+        markers = Markers([*stops, *openings, *dropped])
+        while True:
+            text, marker = self._tape.take_before(markers)
+            if text:
+                self._say(text, kind)
+            if marker is None:
+                if self._tape.is_final:
+                    return ""
+                yield
+            elif marker in stops:
+                return marker
+            elif marker in openings and not is_content:
+                yield from self._maybe_last(stops)
+            elif marker in openings and not self._has_reread_enough:
+                yield from self._maybe_call(marker)
+            else:
+                self._tape.skip(len(marker))
+                if marker not in dropped:
+                    self._say(marker, kind)
+
+    @property
+    def _has_reread_enough(self) -> bool:
+        return self._n_reread > _MOST_REREAD * self._tape.position + _ENOUGH_REREAD
+
+    def _maybe_call(self, opening: str) -> Steps[None]:
+        """Calls, or the content that seemed to be some. The tape is where they begin."""
+        tape, calls = self._tape, self._calls
+        if calls is None:
+            return
+        tape.mark()
+        tape.has_run_out = False
+        n_before = self.n_calls
+        has_read = yield from calls.run()
+        if calls.is_within:  # cut
+            return
+        if not has_read:
+            has_run_out = calls.has_run_out or tape.has_run_out or not tape
+            if tape.is_final and has_run_out and self._is_begun(opening, n_before):
+                tape.take_all()
+                tape.unmark()
+                return
+            end = tape.position
+            tape.rewind()
+            self._n_reread += end - tape.position
+            if opening and (yield from calls.is_empty_run()):
+                tape.unmark()
+                return
+            tape.rewind()
+            opening = opening if tape.starts_with(opening) else ""
+            self._say(tape.take(len(opening)), Content)
+        tape.unmark()
+
+    def _maybe_last(self, stops: Collection[str]) -> Steps[None]:
+        """Calls within a thought: they are some if the answer ends with them, the thought being open."""
+        tape, ends = self._tape, Markers(stops)
+        calls_alone = generation_pb2.AnswerSyntax(calls=self._syntax.calls)
+        inner = AnswerParser(syntax=calls_alone, names=self._types)
+        parts, pieces = list[str](), list[Piece]()
+        while True:
+            text, stop = tape.take_before(ends)
+            for i, character in enumerate(text):
+                pieces += inner.push(character)
+                if pieces and isinstance(pieces[-1], Content):
+                    tape.skip(i + 1 - len(text))
+                    parts.append(text[: i + 1])
+                    self._say("".join(parts), Reasoning)
+                    return
+            parts.append(text)
+            if stop or tape.is_final:
+                break
+            yield
+        pieces += [] if stop else inner.finish(is_cut=self._is_dropping)
+        if not pieces or any(isinstance(piece, Content) for piece in pieces):
+            self._say("".join(parts), Reasoning)
+            return
+        for piece in pieces:
+            if isinstance(piece, CallName):
+                self.begin_call(piece.name, piece.id)
+            elif isinstance(piece, CallArguments):
+                self.add_arguments(piece.text)
+
+    def _is_begun(self, opening: str, n_before: int) -> bool:
+        """Whether what is not complete is surely a call: it is dropped. A marker without anything is, too."""
+        calls = self._calls
+        if calls is None:
+            return False
+        is_begun = bool(opening) or self.n_calls > n_before or calls.has_name
+        return is_begun and (self._is_dropping or calls.has_run_out)
+
+    def begin_call(self, name: str, call_id: str) -> None:
+        """Told by the reader of calls."""
+        self._tape.unmark()
+        self._pieces.append(CallName(self.n_calls, name, call_id.replace("$index", str(self.n_calls))))
         self.n_calls += 1
-        self._blanks = []
-        self._drops_blanks = True
+        self._is_after_call = True
+        if not self._has_content:
+            self._blanks = ""
+            self._drops_blanks = True
 
-    def _go_on(self, state: Callable[[], bool], *, drops_blanks: bool = False) -> bool:
-        self._state = state
-        self._drops_blanks |= drops_blanks
-        return True
-
-    def _awaits(self, marker: str) -> bool:
-        """Whether what is left may be the beginning of `marker`, and more is to come."""
-        return not self._is_final and self._tape.may_become(marker)
-
-    def _has_taken(self, marker: str) -> bool:
-        """Whether `marker` comes next; it is read then."""
-        is_next = self._tape.starts_with(marker)
-        if is_next:
-            self._tape.skip(len(marker))
-        return is_next
+    def add_arguments(self, text: str) -> None:
+        """Told by the reader of calls."""
+        self._pieces.append(CallArguments(self.n_calls - 1, text))
 
     def _say(self, text: str, kind: type[Content | Reasoning]) -> None:
         """Tell a text, but for blanks at its end, which wait for what follows."""
+        if kind is not self._kind:
+            self._blanks = ""
+            self._kind = kind
         if self._drops_blanks:
             text = text.lstrip()
             if not text:
                 return
             self._drops_blanks = False
-        told = text if self._syntax is None and kind is Content else text.rstrip()
+        is_plain = kind is Content and self._calls is None and not self._dropped
+        told = text if is_plain else text.rstrip()
         if told:
-            self._pieces.append(kind("".join([*self._blanks, told])))
-            self._blanks = []
-        if len(told) < len(text):
-            self._blanks.append(text[len(told) :])
+            self._pieces.append(kind(self._blanks + told))
+            self._blanks = ""
+            if kind is Content:
+                self._may_think = False
+                self._has_content, self._is_after_call = True, False
+        self._blanks += text[len(told) :]
+
+    def _messages(self) -> Steps[None]:
+        """An answer of messages with headers."""
+        channels, syntax = self._syntax.channels, self._syntax
+        headers = [one for one in (syntax.thought.begin, syntax.content_begin) if one]
+        ends = [*channels.ends, channels.begins[0], *headers]
+        if syntax.calls.call.endswith(channels.ends[1]):  # an answer may speak of it
+            ends.remove(channels.ends[1])
+        outside = Markers([*channels.begins, channels.header_end, *channels.ends])
+        while True:
+            text, marker = self._tape.take_before(outside)
+            if text.strip() and not _RECIPIENT.match(text.strip()):
+                self._say(text, Content)
+            if marker is None:
+                if self._tape.is_final:
+                    return
+                yield
+                continue
+            if marker in channels.ends:
+                self._tape.skip(len(marker))
+                continue
+            header = text + (yield from self._header())
+            if header:
+                yield from self._message(header, ends)
+
+    def _header(self) -> Steps[str]:
+        """A header; "" for one that is none: it is dropped."""
+        channels = self._syntax.channels
+        stops = Markers([channels.header_end, *channels.ends])
+        parts: list[str] = []
+        n = 0
+        while True:
+            text, stop = self._tape.take_before(stops)
+            parts.append(text)
+            n += len(text)
+            if stop == channels.header_end:
+                self._tape.skip(len(stop))
+                return "".join(parts) or " "
+            if stop or n > _LONGEST_HEADER or self._tape.is_final:
+                return ""
+            yield
+
+    def _message(self, header: str, ends: Collection[str]) -> Steps[None]:
+        channels = self._syntax.channels
+        words = re.split(r"[\s<>|]+", header)
+        recipient = _RECIPIENT.search(header)
+        name = recipient[1] if recipient else ""
+        if name and channels.recipient:
+            calls = self._calls
+            called = name.removeprefix(channels.recipient)
+            if calls is not None and called in self._types:
+                self._tape.mark()
+                yield from calls.one(called)
+                return
+            if name != "assistant":
+                yield from self._skip(Markers(ends))
+                return
+        if any(word in channels.thoughts for word in words):
+            yield from self._think(ends)
+        else:
+            yield from self._text(Content, ends)
+
+    def _skip(self, stops: Markers) -> Steps[None]:
+        while True:
+            _, stop = self._tape.take_before(stops)
+            if stop or self._tape.is_final:
+                return
+            yield
 
 
 def calls_in(
     answer: str,
-    form: generation_pb2.ToolCallFormat.ValueType,
+    syntax: generation_pb2.AnswerSyntax,
     *,
     names: AbstractSet[str],
     reasoning: generation_pb2.ReasoningFormat.ValueType,
+    prefix: str = "",
 ) -> list[tuple[str, str]]:
     """Names and arguments of the complete calls of a whole answer that was held to its syntax."""
-    parser = AnswerParser(syntax=SYNTAXES[form], names=names, reasoning=reasoning, is_exact=True)
+    parser = AnswerParser(syntax=syntax, names=names, reasoning=reasoning, is_exact=True, prefix=prefix)
     calls: list[tuple[str, str]] = []
     for piece in parser.push(answer) + parser.finish():
         if isinstance(piece, CallName):
@@ -331,18 +426,3 @@ def calls_in(
         elif isinstance(piece, CallArguments):
             calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
     return calls[:-1] if parser.is_cut else calls
-
-
-def _call_of(text: str, names: AbstractSet[str]) -> tuple[str, str] | None:
-    """Name and arguments of a call as a model may spell it; None if it is none."""
-    try:
-        call = json.loads(text)
-        arguments = call.get("arguments", call.get("parameters", {}))
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        spelled = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except (ValueError, RecursionError, AttributeError):
-        return None
-    name = call.get("name")
-    is_call = isinstance(name, str) and name in names and isinstance(arguments, dict)
-    return (name, spelled) if is_call else None

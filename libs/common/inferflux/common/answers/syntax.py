@@ -10,8 +10,6 @@ from inferflux.v1 import generation_pb2
 
 THINK: Final = "<think>"
 END_THINK: Final = "</think>"
-# As templates close a thought before an answer.
-CLOSING: Final = f"\n{END_THINK}\n\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,69 @@
 """Text that comes in parts, read forward, and again from a mark (pure).
 
-Every character is copied a bounded number of times, however small the parts are.
+Every character is copied a bounded number of times, however small the parts are. What reads is a
+generator: it yields where it needs more text.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Generator
+from typing import TypeAlias, TypeVar
 
-from .json_scanner import ObjectScanner
+from .scanner import BracketScanner
+
+_T = TypeVar("_T")
+# What reads, and needs more text at each yield.
+Steps: TypeAlias = Generator[None, None, _T]
 
 _BLANKS = re.compile(r"\s*")
 
 
+class Markers:
+    """Texts to look for, of which the leftmost counts, and of those that begin there the longest."""
+
+    def __init__(self, texts: Collection[str]) -> None:
+        known = sorted({text for text in texts if text}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
+        self._beginnings = frozenset(text[:n] for text in known for n in range(1, len(text)))
+        self._longest = len(known[0]) if known else 0
+
+    def __bool__(self) -> bool:
+        return self._pattern is not None
+
+    def find(self, text: str, at: int, *, is_final: bool) -> tuple[int, str | None]:
+        """Where the first one begins, and which it is; None where more text has to tell.
+
+        Without any it is the end of the text.
+        """
+        found = self._pattern.search(text, at) if self._pattern else None
+        begin, end = (found.start(), found[0]) if found else (len(text), None)
+        if not is_final:
+            for n in range(min(self._longest - 1, len(text) - at), 0, -1):
+                if text[len(text) - n :] in self._beginnings and len(text) - n <= begin:
+                    return len(text) - n, None
+        return begin, end
+
+
 class Tape:
-    """What of a text is not read yet, and what of it may be read again."""
+    """What of a text is not read yet, and what of it may be read again.
+
+    Attributes:
+        is_final: nothing follows.
+        has_run_out: something that was awaited may have followed.
+    """
 
     def __init__(self) -> None:
         self._text = ""
         # What comes next.
         self._at = 0
+        # Of what is not in `_text` any more.
+        self._n_before = 0
         # Where reading may go back to: in `_text`, or before it, in the parts that are kept.
         self._mark: int | None = None
         self._kept: list[str] = []
+        self.is_final = False
+        self.has_run_out = False
 
     def __bool__(self) -> bool:
         """Whether something is not read yet."""
@@ -32,12 +74,22 @@ class Tape:
         """The next character; "" at the end."""
         return self._text[self._at : self._at + 1]
 
+    @property
+    def position(self) -> int:
+        """How much has been read."""
+        return self._n_before + self._at
+
+    def peek(self, n: int) -> str:
+        """What comes next, at most `n` characters."""
+        return self._text[self._at : self._at + n]
+
     def feed(self, part: str) -> None:
         """Add to the end. What is not read yet is copied: readers leave no more than a part of a marker."""
         if self._mark is not None:
             if self._at > self._mark:
                 self._kept.append(self._text[self._mark : self._at])
             self._mark = 0
+        self._n_before += self._at
         self._text = self._text[self._at :] + part if self else part
         self._at = 0
 
@@ -52,22 +104,24 @@ class Tape:
         self._kept = []
 
     def rewind(self) -> None:
-        """Go back to the mark."""
+        """Go back to the mark, which stays."""
         if self._mark is None:
             raise RuntimeError("nothing is marked")
         if self._kept:
-            self._text = "".join(self._kept) + self._text[self._mark :]
+            kept = "".join(self._kept)
+            self._text = kept + self._text[self._mark :]
+            self._n_before -= len(kept)
+            self._kept = []
             self._mark = 0
         self._at = self._mark
-        self.unmark()
 
     def starts_with(self, text: str) -> bool:
         return self._text.startswith(text, self._at)
 
     def may_become(self, text: str) -> bool:
-        """Whether all that is left is a beginning of `text`, but not all of it."""
+        """Whether all that is left is a beginning of `text`, but not all of it, and more may come."""
         left = len(self._text) - self._at
-        return left < len(text) and self._text.endswith(text[:left])
+        return not self.is_final and left < len(text) and self._text.endswith(text[:left])
 
     def skip(self, n: int) -> None:
         self._at += n
@@ -76,33 +130,67 @@ class Tape:
         found = _BLANKS.match(self._text, self._at)
         self._at = found.end() if found else self._at
 
-    def take_until(self, marker: str, *, is_final: bool) -> tuple[str, bool]:
-        """What comes before `marker`, which is read too. Without one: what cannot be its beginning.
-
-        Args:
-            is_final: whether nothing follows: then it has no beginning either.
-
-        Returns:
-            The text, and whether the marker was found.
-        """
-        at = self._text.find(marker, self._at)
-        end = at if at >= 0 else len(self._text) - (0 if is_final else self._overlap(marker))
-        text = self._text[self._at : end]
-        self._at = end if at < 0 else end + len(marker)
-        return text, at >= 0
-
-    def take_all(self) -> str:
-        text = self._text[self._at :]
-        self._at = len(self._text)
+    def take(self, n: int) -> str:
+        text = self.peek(n)
+        self._at += len(text)
         return text
 
-    def take_object(self, scanner: ObjectScanner) -> str:
+    def take_all(self) -> str:
+        return self.take(len(self._text) - self._at)
+
+    def take_before(self, markers: Markers) -> tuple[str, str | None]:
+        """What comes before the next marker, and that marker, which is not read.
+
+        Without one: what cannot be the beginning of one.
+        """
+        at, marker = markers.find(self._text, self._at, is_final=self.is_final)
+        text = self._text[self._at : at]
+        self._at = at
+        return text, marker
+
+    def take_object(self, scanner: BracketScanner) -> str:
         """Go on with an object, up to its end."""
         begin = self._at
         self._at = scanner.take(self._text, begin)
         return self._text[begin : self._at]
 
-    def _overlap(self, marker: str) -> int:
-        """Length of the longest end of the text with which `marker` begins."""
-        longest = min(len(self._text) - self._at, len(marker) - 1)
-        return next((n for n in range(longest, 0, -1) if self._text.endswith(marker[:n])), 0)
+    def blanks(self) -> Steps[None]:
+        """Skip blanks."""
+        while True:
+            self.skip_blanks()
+            if self or self.is_final:
+                return
+            yield
+
+    def taking(self, text: str) -> Steps[bool]:
+        """Whether `text` comes next; it is read then."""
+        while self.may_become(text):
+            yield
+        is_next = self.starts_with(text)
+        if is_next:
+            self._at += len(text)
+        self.has_run_out |= self.is_final and not is_next and text.startswith(self.peek(len(text)))
+        return is_next
+
+    def taking_one(self, texts: Collection[str]) -> Steps[str]:
+        """The longest of the texts that come next, read then; "" for none."""
+        while any(map(self.may_become, texts)):
+            yield
+        found = max(filter(self.starts_with, texts), key=len, default="")
+        if self.is_final and not found:
+            self.has_run_out |= any(text.startswith(self.peek(len(text))) for text in texts)
+        self._at += len(found)
+        return found
+
+    def taking_until(self, text: str, most: int) -> Steps[str | None]:
+        """What comes before `text`, which is read too; None where that is more than `most` characters."""
+        while True:
+            ahead = self.peek(most + len(text))
+            at = ahead.find(text)
+            if at >= 0:
+                self._at += at + len(text)
+                return ahead[:at]
+            if self.is_final or len(ahead) >= most + len(text):
+                self.has_run_out |= len(ahead) < most + len(text)
+                return None
+            yield

@@ -1,51 +1,25 @@
-"""How a chat template spells tools, calls and reasoning, found by rendering a call (pure)."""
+"""A chat template's tools and the syntax of its model's answers (pure)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from inferflux.common.answers.syntax import END_THINK, THINK
+from inferflux.common.answers.families import FALLBACKS, FAMILIES, family_in, format_of_calls
 from inferflux.v1 import generation_pb2
 
+from .derive import DESCRIPTION, USER, calling, syntax_of, tools_of
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
 
-_NAME = "probe_function"
-_DESCRIPTION = "A function that probes."
-_RESULT = "the result"
-
 _MOST_PROBED_BYTES = 1 << 20
-
-_TOOL: Final[Mapping[str, Any]] = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": _DESCRIPTION,
-        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
-    },
-}
-_CALL: Final[Mapping[str, Any]] = {
-    "type": "function",
-    "id": "aB3dEf6h9",
-    "function": {"name": _NAME, "arguments": {"x": 1}},
-}
-_CONVERSATION: Final[tuple[Mapping[str, Any], ...]] = (
-    {"role": "user", "content": "Hello"},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "name": _NAME, "tool_call_id": "aB3dEf6h9", "content": _RESULT},
+_UNSPECIFIED, _OPTIONAL, _OPEN = (
+    generation_pb2.REASONING_FORMAT_UNSPECIFIED,
+    generation_pb2.REASONING_FORMAT_OPTIONAL,
+    generation_pb2.REASONING_FORMAT_OPEN,
 )
-
-_HEADER = r'\{\s*"name"\s*:\s*"probe_function"\s*,\s*'
-_SPELLINGS: Final = (
-    (generation_pb2.TOOL_CALL_FORMAT_HERMES, re.compile(rf'<tool_call>\s*{_HEADER}"arguments"\s*:\s*\{{')),
-    (
-        generation_pb2.TOOL_CALL_FORMAT_MISTRAL,
-        re.compile(rf'\[TOOL_CALLS\]\s*\[\s*{_HEADER}"arguments"\s*:\s*\{{'),
-    ),
-    (generation_pb2.TOOL_CALL_FORMAT_LLAMA3, re.compile(rf'(?<!\[){_HEADER}"parameters"\s*:\s*\{{')),
-)
+# How much of a prompt's end may belong to the answer.
+_MOST_PREFIX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +28,69 @@ class ToolSupport:
 
     Attributes:
         shows_tools: whether the model is told of them.
-        call_format: how calls are spelled; unspecified where that is not known.
+        syntax: how its model writes answers.
     """
 
     shows_tools: bool
-    call_format: generation_pb2.ToolCallFormat.ValueType
+    syntax: generation_pb2.AnswerSyntax
+
+    @property
+    def call_format(self) -> generation_pb2.ToolCallFormat.ValueType:
+        """The format of the calls, where it is one of the first three."""
+        return format_of_calls(self.syntax)
 
     @property
     def is_usable(self) -> bool:
         """Whether a model is told of tools, and its calls can be read."""
-        return self.shows_tools and self.call_format != generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED
+        return self.shows_tools and self.syntax.HasField("calls")
 
 
 def tool_support(template: ChatTemplate) -> ToolSupport:
-    """Render a call with and without its result: some templates refuse one of both."""
-    shows_tools = False
-    for messages in (_CONVERSATION, _CONVERSATION[:2], _CONVERSATION[:1]):
+    """Render known messages, some of which the template may refuse: some fifteen times."""
+
+    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
         try:
-            text = template.render(messages, [_TOOL])
+            return template.render(messages, tools)
         except (TemplateError, TemplateRefusedError):
-            continue
-        shows_tools |= _DESCRIPTION in text
-        for form, spelling in _SPELLINGS:
-            if spelling.search(text):
-                return ToolSupport(shows_tools, form)
-    return ToolSupport(shows_tools, generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED)
+            return None
+
+    tools = tools_of()
+    shows_tools = any(
+        DESCRIPTION in (render(messages, tools) or "")
+        for messages in ([USER], [USER, calling({})], [{"role": "system", "content": "Hi"}, USER])
+    )
+    family = family_in(template.source, FAMILIES)
+    if family is None or not family.HasField("thought"):
+        derived = syntax_of(render, template.source)
+        if family is not None:
+            derived.ClearField("content_begin")
+            derived.ClearField("content_end")
+            derived.MergeFrom(_without_repeated(family, derived))
+        elif not derived.HasField("calls"):
+            fallback = family_in(template.source, FALLBACKS)
+            if fallback is not None:
+                derived.calls.CopyFrom(fallback.calls)
+        family = derived
+    return ToolSupport(shows_tools, _completed(family, template.source))
+
+
+def _without_repeated(
+    family: generation_pb2.AnswerSyntax, derived: generation_pb2.AnswerSyntax
+) -> generation_pb2.AnswerSyntax:
+    """A family, whose calls take the place of the derived ones."""
+    derived.ClearField("calls")
+    return family
+
+
+def _completed(syntax: generation_pb2.AnswerSyntax, source: str) -> generation_pb2.AnswerSyntax:
+    """With markers that no message shows."""
+    made = generation_pb2.AnswerSyntax()
+    made.CopyFrom(syntax)
+    if made.calls.is_whole_answer and "<|python_tag|>" in source:
+        made.calls.optional_begins.append("<|python_tag|>")
+    if "[BEGIN FINAL RESPONSE]" in made.thought.end:
+        made.noise.append("[END FINAL RESPONSE]")
+    return made
 
 
 def calls_tools(source: str, tokens: dict[str, str]) -> bool:
@@ -95,13 +107,27 @@ def calls_tools(source: str, tokens: dict[str, str]) -> bool:
     return support.is_usable
 
 
-def reasoning_of(template: ChatTemplate, prompt: str) -> generation_pb2.ReasoningFormat.ValueType:
+def reasoning_of(
+    syntax: generation_pb2.AnswerSyntax, prompt: str
+) -> generation_pb2.ReasoningFormat.ValueType:
     """What of the answer to a rendered prompt may be reasoning."""
-    if END_THINK not in template.source:
-        return generation_pb2.REASONING_FORMAT_UNSPECIFIED
-    end = prompt[-64:].rstrip()
-    if end.endswith(THINK):
-        return generation_pb2.REASONING_FORMAT_OPEN
-    if end.endswith(END_THINK):
-        return generation_pb2.REASONING_FORMAT_UNSPECIFIED
-    return generation_pb2.REASONING_FORMAT_OPTIONAL
+    begin, end = syntax.thought.begin.strip(), syntax.thought.end.strip()
+    if not end:
+        return _UNSPECIFIED
+    rest = prompt[-256:].rstrip()
+    if not begin:
+        return _OPEN
+    if rest.endswith(end):
+        return _UNSPECIFIED
+    return _OPEN if rest.endswith(begin) else _OPTIONAL
+
+
+def prefix_of(syntax: generation_pb2.AnswerSyntax, prompt: str) -> str:
+    """The end of a prompt where the answer's spelling begins there."""
+    if syntax.HasField("channels"):
+        begin = max(prompt.rfind(one) for one in syntax.channels.begins)
+        is_open = begin >= 0 and syntax.channels.header_end not in prompt[begin:]
+        return prompt[begin:] if is_open and len(prompt) - begin <= _MOST_PREFIX else ""
+    if syntax.calls.call.startswith(">>>") and prompt.endswith(">>>"):
+        return ">>>"
+    return ""

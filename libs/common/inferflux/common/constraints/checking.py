@@ -14,6 +14,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from inferflux.common.answers.families import syntax_in
 from inferflux.common.answers.parser import calls_in
 from inferflux.v1 import generation_pb2
 
@@ -82,7 +83,8 @@ def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
     checks = {function.name: _schema_check(json.loads(function.parameters)) for function in calls.functions}
 
     def check(answer: str) -> str:
-        made = calls_in(answer, calls.format, names=checks.keys(), reasoning=calls.reasoning)
+        syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)
+        made = calls_in(answer, syntax, names=checks.keys(), reasoning=calls.reasoning, prefix=calls.prefix)
         if calls.is_required and not made:
             return "it has no call"
         wrong = ((name, checks[name](arguments)) for name, arguments in made)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inferflux.common.answers.families import syntax_in
 from inferflux.common.answers.parser import AnswerParser
 from inferflux.v1 import generation_pb2
 
@@ -19,32 +20,34 @@ class Reasoning:
     """Counts tokens up to the end of the reasoning, its markers among them. It depends on the tokens alone.
 
     Args:
-        form: what of the answer may be reasoning.
+        form: how the answer is written.
         most: tokens that it may take before it is closed; None: any number.
         closing: tokens that end it and begin the answer. They come once a character is complete.
     """
 
     def __init__(
         self,
-        form: generation_pb2.ReasoningFormat.ValueType,
+        form: generation_pb2.AnswerFormat,
         *,
         most: int | None = None,
         closing: Sequence[int] = (),
     ) -> None:
-        self._parser = AnswerParser(reasoning=form)
+        syntax = syntax_in(form.syntax, form.tool_calls, form.reasoning)
+        self._parser = AnswerParser(syntax=syntax, reasoning=form.reasoning, prefix=form.prefix)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._n = 0
+        # Tokens while it may reason, and up to the last one that did.
+        self._n = self._n_reasoning = 0
         self._most = _NO_LIMIT if most is None or not closing else most
         self._closing = closing
         # Of the closing, what is still to come.
         self._left: Sequence[int] = ()
-        if form == generation_pb2.REASONING_FORMAT_OPEN:
+        if form.reasoning == generation_pb2.REASONING_FORMAT_OPEN:
             self._parser.push("")
         self._close_if_due()
 
     @property
     def n_tokens(self) -> int:
-        return self._n if self._parser.has_reasoned else 0
+        return self._n_reasoning
 
     @property
     def forced(self) -> Sequence[int]:
@@ -63,14 +66,17 @@ class Reasoning:
         self._left = self._left[1:]
         if self._parser.may_reason:
             self._n += 1
-            self._parser.push(self._decoder.decode(piece))
+            parser = self._parser
+            before = (parser.is_thinking, parser.has_reasoned)
+            parser.push(self._decoder.decode(piece))
+            if before[0] or (parser.is_thinking, parser.has_reasoned) != before:
+                self._n_reasoning = self._n
             self._close_if_due()
 
     def _close_if_due(self) -> None:
         if self._left or self._n < self._most:
             return
-        is_thinking = self._parser.may_reason and self._parser.has_reasoned
-        if is_thinking and not self._decoder.getstate()[0]:
+        if self._parser.is_thinking and not self._decoder.getstate()[0]:
             self._left = self._closing
 
 

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from inferflux.common.answers.syntax import CLOSING, END_THINK, SYNTAXES, THINK
+from inferflux.common.answers.families import syntax_in
+from inferflux.common.answers.spelling import control_texts
 from inferflux.common.cache_scope import cache_scope_of
 from inferflux.common.images import without_placeholders
 from inferflux.common.request_times import deadline_s, monotonic_s, queue_ms
@@ -378,20 +379,16 @@ def _reasoning_of(
     form: generation_pb2.AnswerFormat, params: generation_pb2.GenerationParams, pieces: PieceSource
 ) -> Reasoning:
     if not params.HasField("max_reasoning_tokens"):
-        return Reasoning(form.reasoning)
-    closing = pieces.tokenize(CLOSING.encode(), add_special=False, parse_special=True)
-    return Reasoning(form.reasoning, most=params.max_reasoning_tokens, closing=closing)
+        return Reasoning(form)
+    closing_text = syntax_in(form.syntax, form.tool_calls, form.reasoning).thought.end
+    closing = pieces.tokenize(closing_text.encode(), add_special=False, parse_special=True)
+    return Reasoning(form, most=params.max_reasoning_tokens, closing=closing)
 
 
 def _shown_markers(request: scheduler_pb2.InferenceRequest, pieces: PieceSource) -> Mapping[int, bytes]:
     """Control tokens that spell tool calls and reasoning, each with its text: a reader needs to see them."""
     form, calls = request.answer_format, request.params.constraint.tool_calls
-    syntax = SYNTAXES.get(form.tool_calls or calls.format)
-    if syntax is not None:
-        markers = syntax.markers
-    elif form.reasoning:
-        markers = (THINK, END_THINK)
-    else:
-        return {}
-    found = ((marker, pieces.control_token(marker)) for marker in markers)
+    given = form.syntax if form.HasField("syntax") else calls.syntax
+    syntax = syntax_in(given, form.tool_calls or calls.format, form.reasoning)
+    found = ((marker, pieces.control_token(marker)) for marker in control_texts(syntax))
     return {token: marker.encode() for marker, token in found if token is not None}

@@ -1,0 +1,517 @@
+"""Calls in an answer's text, told while it comes (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from html import unescape
+from typing import Any, Final, Protocol
+
+from inferflux.v1 import generation_pb2
+
+from .arguments import arguments_of, call_of, dumped, typed, unnested
+from .scanner import BracketScanner, GemmaScanner
+from .spelling import Part, Spelling, spelling_of
+from .tape import Markers, Steps, Tape
+
+_TEXT, _GEMMA = generation_pb2.ARGUMENT_STYLE_TEXT, generation_pb2.ARGUMENT_STYLE_GEMMA
+# Ids, indices, keys and attributes are shorter, as is noise before the first call of a run.
+_LONGEST: Final = 256
+_AHEAD: Final = 400
+_IS_STRING = re.compile(r'(?:string|type)="?(\w+)')
+
+
+class Tells(Protocol):
+    """Takes what is certain of calls."""
+
+    def begin_call(self, name: str, call_id: str) -> None: ...
+
+    def add_arguments(self, text: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Call:
+    name: str = ""
+    id: str = ""
+    index: str = ""
+    # Written as `<invoke name="f"/>`.
+    is_closed: bool = False
+
+
+class CallReader:
+    """Reads calls from a tape.
+
+    Args:
+        types: for each function that may be called the JSON types of its parameters.
+        is_exact: whether a constraint holds calls to their syntax: a call is told as soon as it begins.
+
+    Attributes:
+        openings: texts with which a call may begin.
+        is_within: a call has been told whose arguments are not complete.
+        is_cut: the answer has ended by its length: what is not complete is no call.
+        has_run_out: the answer has ended within what comes before a call's name.
+    """
+
+    def __init__(
+        self,
+        calls: generation_pb2.CallSyntax,
+        tape: Tape,
+        tells: Tells,
+        *,
+        types: Mapping[str, Mapping[str, str]],
+        is_exact: bool,
+    ) -> None:
+        self._calls = calls
+        self._spelling = spelling = spelling_of(calls)
+        self._tape = tape
+        self._tells = tells
+        self._types = types
+        self._is_exact = is_exact
+        self._names = sorted(types, key=len, reverse=True)
+        self._call = _Call()
+        self._ways = _ways_of(spelling, calls.style)
+        first = [way[0].text for way in self._ways if way]
+        self.openings = [text for text, way in zip(first, self._ways, strict=False) if way[0].is_distinct]
+        if calls.is_whole_answer:
+            self.openings = list(calls.optional_begins)
+        self._tail = [part.text for part in (*spelling.tail, *spelling.end)]
+        self._value_stops = Markers([spelling.after_value, spelling.before_key, *self._tail[:2]])
+        self.is_within = False
+        self.is_cut = False
+        self.has_run_out = False
+
+    def is_empty_run(self) -> Steps[bool]:
+        """Whether a run begins and ends here without a call; it is read then."""
+        begin, end = self._spelling.begin, self._spelling.end
+        if not begin or not end or not begin[0].is_distinct or not end[-1].is_distinct:
+            return False
+        for part in (*begin, *end):
+            yield from self._tape.blanks()
+            if not (yield from self._tape.taking(part.text)):
+                return False
+        return True
+
+    def run(self) -> Steps[bool]:
+        """Calls from here on. The tape is marked. Returns whether there was one; what follows is not read."""
+        tape = self._tape
+        if not (yield from self._begins()):
+            return False
+        while True:
+            if not (yield from self._one()):
+                return False
+            tape.mark()
+            if not (yield from self._next()):
+                return True
+
+    @property
+    def has_name(self) -> bool:
+        """Whether the call that is read has the name of a function."""
+        return bool(self._call.name)
+
+    def one(self, name: str) -> Steps[bool]:
+        """The arguments of a call whose name has been read; whether there were any."""
+        self._call = _Call(name)
+        if self._is_exact:
+            self._begin()
+        return (yield from self._json())
+
+    def _begins(self) -> Steps[bool]:
+        """Read up to the first call's arguments, or its object."""
+        tape = self._tape
+        if self._calls.is_whole_answer:
+            yield from tape.blanks()
+            yield from tape.taking_one(self._calls.optional_begins)
+        for way in self._ways:
+            if (yield from self._matches(way)):
+                return True
+            self.has_run_out |= tape.is_final and not tape
+            tape.rewind()
+            if self._calls.is_whole_answer:
+                yield from tape.blanks()
+                yield from tape.taking_one(self._calls.optional_begins)
+        return False
+
+    def _matches(self, parts: Sequence[Part]) -> Steps[bool]:
+        """Read these parts; blanks may be between them, and words that are no markers may be missing."""
+        self._call = _Call()
+        i = 0
+        while i < len(parts):
+            part, following = parts[i], parts[i + 1 : i + 2]
+            i += 1
+            if part.is_placeholder:
+                if not (yield from self._takes(part.text, following)):
+                    return False
+                continue
+            yield from self._tape.blanks()
+            if (yield from self._tape.taking(part.text)):
+                continue
+            if following and following[0].text in ("id", "index", "number") and following[0].is_placeholder:
+                i += 1
+            elif part.text.endswith(">") and (yield from self._tape.taking(part.text[:-1] + "/>")):
+                self._call.is_closed = True
+            elif not part.is_optional and not (yield from self._is_noise_before(part)):
+                return False
+        return True
+
+    def _takes(self, placeholder: str, following: Sequence[Part]) -> Steps[bool]:
+        tape = self._tape
+        if placeholder == "name":
+            yield from tape.blanks()
+            self._call.name = yield from tape.taking_one(self._names)
+            return bool(self._call.name)
+        end = following[0].text if following else "{"
+        text = yield from tape.taking_until(end, _LONGEST)
+        if text is None:
+            return False
+        tape.skip(-len(end))
+        if placeholder == "id":
+            self._call.id = text.strip()
+        else:
+            self._call.index = text.strip()
+        return True
+
+    def _is_noise_before(self, part: Part) -> Steps[bool]:
+        """Whether a run has begun, and the marker of its first call follows some words."""
+        spelling = self._spelling
+        if not (spelling.begin and spelling.head and part is spelling.head[0] and part.is_distinct):
+            return False
+        return (yield from self._tape.taking_until(part.text, _LONGEST)) is not None
+
+    def _one(self) -> Steps[bool]:
+        """A call's arguments, or its object."""
+        if self._spelling.form is not None:
+            return (yield from (self._exact_object() if self._is_exact else self._object()))
+        if self._is_exact:
+            self._begin()
+        if self._call.is_closed:
+            return self._end("{}")
+        match self._calls.style:
+            case generation_pb2.ARGUMENT_STYLE_JSON:
+                return (yield from self._json())
+            case generation_pb2.ARGUMENT_STYLE_PYTHON | generation_pb2.ARGUMENT_STYLE_GEMMA:
+                return (yield from self._bracketed())
+            case generation_pb2.ARGUMENT_STYLE_NESTED:
+                return (yield from self._nested())
+            case _:
+                return (yield from self._parameters())
+
+    def _begin(self) -> None:
+        call_id = self._call.id
+        if self._calls.id_form:
+            call_id = self._calls.id_form.replace("$name", self._call.name)
+            call_id = call_id.replace("$index", self._call.index or "$index")
+        self._tells.begin_call(self._call.name, call_id)
+        self.is_within = True
+
+    def _end(self, arguments: str) -> bool:
+        """Tell a call that is complete, or the rest of one that has been told."""
+        if not self.is_within:
+            self._begin()
+        if arguments:
+            self._tells.add_arguments(arguments)
+        self.is_within = False
+        return True
+
+    def _object(self) -> Steps[bool]:
+        """A call that is an object."""
+        text = yield from self._collected(BracketScanner(is_strict=True), "{")
+        form = self._spelling.form
+        found = call_of(text, form, self._types) if text and form else None
+        if found is None:
+            return False
+        self._call.name, self._call.id, arguments = found
+        return self._end(arguments)
+
+    def _exact_object(self) -> Steps[bool]:
+        """The same, as the syntax has it. The rest of the object is read with what follows."""
+        parts = self._spelling.exact[len(self._spelling.head) :]
+        scanner = BracketScanner()
+        if not (yield from self._matches_exactly(parts, scanner)):
+            return False
+        self._begin()
+        if not (yield from self._streams()):
+            return False
+        self.is_within = False
+        while not scanner.is_done:
+            self._tape.take_object(scanner)
+            if self._tape.is_final:
+                break
+            if not scanner.is_done:
+                yield
+        return True
+
+    def _matches_exactly(self, parts: Sequence[Part], scanner: BracketScanner) -> Steps[bool]:
+        for part in parts:
+            yield from self._tape.blanks()
+            text = part.text
+            if part == Part("name", is_placeholder=True):
+                if not (yield from self._takes("name", ())):
+                    return False
+                text = self._call.name
+            elif part.is_placeholder:
+                text = (yield from self._tape.taking_until('"', _LONGEST)) or ""
+                self._call.id = text if part.text == "id" else self._call.id
+                self._tape.skip(-1)
+            elif not (yield from self._tape.taking(text)):
+                return False
+            scanner.take(text)
+        return True
+
+    def _json(self) -> Steps[bool]:
+        tape = self._tape
+        yield from tape.blanks()
+        if self._is_exact:
+            self.is_within = not (yield from self._streams())
+            return not self.is_within
+        if tape.next != "{":
+            return (yield from self._has_none())
+        text = yield from self._collected(BracketScanner(is_strict=True), "{")
+        arguments = arguments_of(text) if text else None
+        return arguments is not None and self._end(arguments)
+
+    def _has_none(self) -> Steps[bool]:
+        """A call may have no arguments at all."""
+        if not self._tail:
+            return False
+        while any(map(self._tape.may_become, self._tail)):
+            yield
+        return any(map(self._tape.starts_with, self._tail)) and self._end("{}")
+
+    def _streams(self) -> Steps[bool]:
+        """Tell an object as it comes."""
+        inner = BracketScanner()
+        yield from self._tape.blanks()
+        if self._tape.next != "{":
+            return False
+        while not inner.is_done:
+            if text := self._tape.take_object(inner):
+                self._tells.add_arguments(text)
+            if not inner.is_done:
+                if self._tape.is_final:
+                    return False
+                yield
+        return True
+
+    def _collected(self, scanner: BracketScanner, first: str) -> Steps[str]:
+        """A bracketed text; "" where it is none, or does not end."""
+        yield from self._tape.blanks()
+        if self._tape.next != first:
+            self.has_run_out |= not self._tape
+            return ""
+        return (yield from self._collected_on(scanner))
+
+    def _collected_on(self, scanner: BracketScanner) -> Steps[str]:
+        parts: list[str] = []
+        while True:
+            parts.append(self._tape.take_object(scanner))
+            if scanner.is_done:
+                return "".join(parts)
+            if scanner.is_broken or self._tape.is_final:
+                return ""
+            yield
+
+    def _bracketed(self) -> Steps[bool]:
+        """Arguments whose opening bracket the head ends with."""
+        is_gemma = self._calls.style == _GEMMA
+        scanner = GemmaScanner() if is_gemma else BracketScanner()
+        scanner.take("{" if is_gemma else "(")
+        text = yield from self._collected_on(scanner)
+        arguments = arguments_of(text, self._calls.style) if text else None
+        return arguments is not None and self._end(arguments)
+
+    def _nested(self) -> Steps[bool]:
+        after = self._calls.call.partition("$arguments")[2].strip()
+        text = yield from self._until(Markers([after]))
+        if text is None:
+            return False
+        types = self._types.get(self._call.name, {})
+        arguments = unnested(text, self._calls.parameter, types)
+        return arguments is not None and self._end(arguments)
+
+    def _until(self, stops: Markers) -> Steps[str | None]:
+        parts: list[str] = []
+        while True:
+            text, stop = self._tape.take_before(stops)
+            parts.append(text)
+            if stop:
+                return "".join(parts)
+            if self._tape.is_final:
+                return None
+            yield
+
+    def _parameters(self) -> Steps[bool]:
+        """Arguments one by one, up to what ends the call."""
+        tape, arguments = self._tape, dict[str, Any]()
+        first = self._spelling.before_key
+        while True:
+            yield from tape.blanks()
+            if tape.next == "{" and not arguments:
+                text = yield from self._collected(BracketScanner(is_strict=True), "{")
+                given = arguments_of(text) if text else None
+                return given is not None and self._end(given)
+            while any(map(tape.may_become, self._tail)) and not tape.starts_with(first):
+                yield
+            if any(map(tape.starts_with, self._tail)) or (tape.is_final and not tape):
+                if not tape and self.is_cut:
+                    return False
+                return self._end(dumped(arguments))
+            if not (yield from tape.taking(first)) or not (yield from self._parameter(arguments)):
+                return False
+
+    def _parameter(self, arguments: dict[str, Any]) -> Steps[bool]:
+        """Key and value, which is added to the arguments."""
+        after_key = self._spelling.after_key
+        key = yield from self._tape.taking_until(after_key[0], _LONGEST)
+        if key is None:
+            return False
+        key, attributes = key.strip().strip("\"'"), ""
+        if after_key[0].startswith('"'):
+            key = unescape(key)
+        if len(after_key) > 1:
+            rest = yield from self._tape.taking_until(after_key[-1].lstrip('"'), _LONGEST)
+            if rest is None:
+                return False
+            attributes = rest
+        value = yield from self._value(key, arguments)
+        if value is None:
+            return False
+        kinds = self._types.get(self._call.name, {}).get(key, "string")
+        if said := _IS_STRING.search(attributes):
+            kinds = "string" if said[1] in ("true", "string") else kinds if kinds != "string" else ""
+        arguments[key] = typed(value, kinds)
+        return True
+
+    def _value(self, key: str, arguments: Collection[str]) -> Steps[str | None]:
+        """A parameter's value. A marker within it that nothing of the syntax follows is a part of it."""
+        tape, parts = self._tape, list[str]()
+        end = self._spelling.after_value
+        before, after = self._spelling.value_blanks
+        while True:
+            text, stop = tape.take_before(self._value_stops)
+            parts.append(text)
+            if stop is None:
+                if tape.is_final:
+                    return None
+                yield
+                continue
+            is_end = yield from self._is_end(stop, end, {*arguments, key}, parts)
+            if is_end:
+                if stop == end:
+                    tape.skip(len(stop))
+                value = "".join(parts)
+                value = value.removeprefix(before) if before else value
+                return value.removesuffix(after) if after else value
+            parts.append(tape.take(len(stop)))
+
+    def _is_end(self, stop: str, end: str, keys: Collection[str], parts: Sequence[str]) -> Steps[bool]:
+        """Whether the marker that comes next ends the value."""
+        first = self._spelling.before_key
+        if stop == first and stop != end:
+            return (yield from self._is_next_key(keys, parts))
+        tail = self._tail[self._tail.index(stop) + 1 :] if stop in self._tail else self._tail
+        following = [*tail, *self.openings] if stop != end else [first, *tail]
+        while True:
+            rest = self._tape.peek(_AHEAD)[len(stop) :].lstrip()
+            if any(rest.startswith(one) for one in following):
+                return True
+            if not rest or any(one.startswith(rest) for one in following):
+                if self._tape.is_final:
+                    return not rest
+                if len(self._tape.peek(_AHEAD)) < _AHEAD:
+                    yield
+                    continue
+            return False
+
+    def _is_next_key(self, keys: Collection[str], parts: Sequence[str]) -> Steps[bool]:
+        """Whether a value without its closing marker ends where the next parameter begins."""
+        after = self._spelling.value_blanks[1]
+        written = next((part for part in reversed(parts) if part), "")
+        if after and not written.endswith(after):
+            return False
+        first, after_key = self._spelling.before_key, self._spelling.after_key[0]
+        known = self._types.get(self._call.name, {})
+        while True:
+            ahead = self._tape.peek(_LONGEST)
+            at = ahead.find(after_key, len(first))
+            if at >= 0:
+                key = ahead[len(first) : at].strip()
+                return key in known and key not in keys
+            if self._tape.is_final or len(ahead) >= _LONGEST:
+                return False
+            yield
+
+    def _next(self) -> Steps[bool]:
+        """Read what ends a call, and what begins the next one. The tape is marked behind what was read."""
+        tape, spelling = self._tape, self._spelling
+        yield from self._skips([part.text for part in spelling.tail])
+        tape.mark()
+        yield from tape.blanks()
+        separators = [part.text for part in spelling.separator] or [";", ","][: 2 * self._is_bare]
+        is_separated = bool((yield from tape.taking_one(separators)))
+        if is_separated:
+            yield from tape.blanks()
+        if is_separated or (spelling.begin and not spelling.head):
+            if self._is_bare and tape.next == "{":
+                return True
+            if spelling.head and (yield from self._matches(spelling.head)):
+                return True
+            tape.rewind()
+            yield from tape.blanks()
+        if self.openings and not self._calls.is_whole_answer:
+            while any(map(tape.may_become, self.openings)):
+                yield
+            if any(map(tape.starts_with, self.openings)):
+                at_opening = tape.position
+                tape.mark()
+                if (yield from self._begins()):
+                    return True
+                tape.rewind()
+                if tape.position != at_opening:
+                    raise RuntimeError("the tape went back too far")
+                return False
+        tape.rewind()
+        yield from self._skips([part.text for part in spelling.end])
+        tape.mark()
+        return False
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether a call is an object without a marker of its own."""
+        return self._spelling.form is not None and not self._spelling.head
+
+    def _skips(self, texts: Sequence[str]) -> Steps[None]:
+        """Read what of these markers comes next; blanks before one too."""
+        for text in texts:
+            blanks = 0
+            while True:
+                ahead = self._tape.peek(_AHEAD)
+                rest = ahead.lstrip()
+                blanks = len(ahead) - len(rest)
+                if rest.startswith(text):
+                    self._tape.skip(blanks + len(text))
+                    break
+                may_come = not rest or text.startswith(rest)
+                if not may_come or self._tape.is_final or len(ahead) >= _AHEAD:
+                    if may_come and rest and self._tape.is_final:
+                        self._tape.skip(len(ahead))  # cut
+                    break
+                yield
+
+
+def _ways_of(spelling: Spelling, style: int) -> list[Sequence[Part]]:
+    """Markers that may come before a call: with or without the beginning of a run, or of the call."""
+    whole = [*spelling.begin, *spelling.head]
+    ways: list[Sequence[Part]] = [whole]
+    if spelling.begin and spelling.head:
+        ways += [whole[i:] for i, part in enumerate(spelling.begin) if i and part.is_distinct]
+        ways.append(list(spelling.head))
+    if style == _TEXT:
+        for i, part in enumerate(spelling.head[1:], 1):
+            if part.is_distinct and not part.text.endswith(">") and not spelling.begin:
+                ways.append(list(spelling.head[i:]))
+    if spelling.begin and not spelling.head and spelling.begin[-1].text == "[":
+        ways.append(list(spelling.begin[:-1]))
+    elif spelling.form is not None and spelling.head:
+        ways.append([*spelling.head, Part("[")])
+    return ways
