@@ -58,7 +58,7 @@ async def test_bad_parameters_are_named(client: Client, backend: Backend, field:
     assert error.field == field
 
 
-@pytest.mark.parametrize("max_tokens", [-1, CONTEXT + 1, 2**31 - 1])
+@pytest.mark.parametrize("max_tokens", [-1, 0])
 async def test_bad_max_tokens_are_told_the_range(client: Client, backend: Backend, max_tokens: int) -> None:
     error = await refused(backend, client.chat(params=Params(max_tokens=max_tokens)))
     assert isinstance(error, InvalidArgument)

@@ -151,7 +151,7 @@ async def test_a_call_without_deadline_makes_a_job_without_one(client: Client, b
 
 
 async def test_max_tokens_is_cut_to_what_the_context_has_left(client: Client, backend: Backend) -> None:
-    params = generation_pb2.GenerationParams(max_tokens=512)
+    params = generation_pb2.GenerationParams(max_tokens=32_000)
     stream = client.generate("job-3", token_ids={"ids": [1] * 500}, params=params)
     job = await backend.job("job-3")
     assert job.params.max_tokens == 12

@@ -5,7 +5,7 @@ Both ends are included:
 | field | allowed |
 |---|---|
 | priority | -100 to 100 |
-| params.max_tokens | 1 to the context length |
+| params.max_tokens | 1 to the context length; gateways cut it to that |
 | params.max_reasoning_tokens | 0 or more |
 | params.sampling.temperature | 0 to 100 |
 | params.sampling.top_k | 0 or more |

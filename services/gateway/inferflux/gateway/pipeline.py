@@ -335,6 +335,9 @@ class Pipeline:
         validation.check_resume_window(request.resume_window_s, most_s=self._max_resume_window_s)
         card, adapter = await self._routed(call.caller, request.model, request.adapter)
         check_role(card, model_pb2.MODEL_ROLE_GENERATION)
+        # Clients name what they know of another model. An answer ends with the context in any case.
+        if request.params.max_tokens > card.context_length:
+            request.params.max_tokens = card.context_length
         generation_limits.check_params(
             request.params, context_length=card.context_length, vocabulary_size=card.vocabulary_size
         )

@@ -144,10 +144,14 @@ class ImageIntake:
 
 def _check_model(card: model_pb2.ModelCard, given: GivenMedia) -> None:
     if given.is_sound and not card.takes_audio:
-        message = f"the model {card.name!r} takes no sounds: it has no mmproj that does"
+        message = (
+            f"audio input is not supported: the model {card.name!r} takes no sounds: no mmproj of it does"
+        )
         raise InvalidArgument(message, field=given.field, reason="AUDIO_UNSUPPORTED")
     if not given.is_sound and not card.takes_images:
-        message = f"the model {card.name!r} takes no images: it has no mmproj that does"
+        message = (
+            f"image input is not supported: the model {card.name!r} takes no images: no mmproj of it does"
+        )
         raise InvalidArgument(message, field=given.field, reason="IMAGES_UNSUPPORTED")
 
 
