@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from inferflux.gateway.http.anthropic import bodies as anthropic_bodies
 from inferflux.gateway.http.bodies import Body
+from inferflux.gateway.http.ollama import bodies as ollama_bodies
 from inferflux.gateway.http.openai import bodies
 from inferflux.gateway.http.routes import ADMIN, ROUTES, RouteRule
 
@@ -42,7 +43,10 @@ def client_routes() -> list[RouteRule]:
 def known_fields() -> list[str]:
     """Of every body, and of what is in bodies."""
     models = (
-        kind for api in (bodies, anthropic_bodies) for kind in vars(api).values() if isinstance(kind, type)
+        kind
+        for api in (bodies, anthropic_bodies, ollama_bodies)
+        for kind in vars(api).values()
+        if isinstance(kind, type)
     )
     return sorted({name for kind in models if issubclass(kind, Body) for name in kind.model_fields})
 

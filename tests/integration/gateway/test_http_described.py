@@ -24,6 +24,11 @@ PLAIN: dict[str, dict[str, Any]] = {
     "/generate": {"prompt": "hello"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hello"}]},
+    "/api/chat": {"messages": [{"role": "user", "content": "hello"}]},
+    "/api/generate": {"prompt": "hello"},
+    "/api/embed": {"input": "hello"},
+    "/api/embeddings": {"prompt": "hello"},
+    "/api/show": {},
     "/v1/embeddings": {"input": "hello"},
     "/v1/rerank": {"query": "hello", "documents": ["hello"]},
     "/v1/tokenize": {"prompt": "hello"},
@@ -31,6 +36,8 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 ROLES = {
     "POST /v1/embeddings": model_pb2.MODEL_ROLE_EMBEDDING,
+    "POST /api/embed": model_pb2.MODEL_ROLE_EMBEDDING,
+    "POST /api/embeddings": model_pb2.MODEL_ROLE_EMBEDDING,
     "POST /v1/rerank": model_pb2.MODEL_ROLE_RERANK,
 }
 NAMES = [

@@ -82,7 +82,7 @@ async def test_a_key_comes_in_either_header_and_a_stranger_is_refused(
     [
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"temperature": -1}, 400, "invalid_request_error", "temperature"),
-        ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences"),
+        ({"stop_sequences": ["a"] * 17}, 400, "invalid_request_error", "stop_sequences"),
         ({"model": "unknown"}, 404, "not_found_error", "unknown"),
         (
             {

@@ -167,7 +167,7 @@ def test_the_arguments_of_a_call_that_was_cut_are_those_that_came() -> None:
     cut = end(generation_pb2.FINISH_REASON_LENGTH)
     part = inference_pb2.ToolCallDelta(id="c", name="look", arguments='{"at": "sea", "from": "the')
     made = whole(script(Delta(tool_calls=[part]), last=cut))
-    assert made["content"][0]["input"] == {"at": "sea"}
+    assert made["content"][0]["input"] == {"at": "sea", "from": "the"}
     assert made["stop_reason"] == "max_tokens"
 
 

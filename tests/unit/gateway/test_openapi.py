@@ -15,6 +15,14 @@ from inferflux.gateway.http.anthropic.bodies import MessagesBody, PromptBody
 from inferflux.gateway.http.anthropic.request import Prompt, to_request
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.message_json import parse_message
+from inferflux.gateway.http.ollama import request as ollama
+from inferflux.gateway.http.ollama.bodies import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+)
 from inferflux.gateway.http.openai import (
     bodies,
     chat,
@@ -66,7 +74,12 @@ def test_each_example_of_inference_can_be_sent() -> None:
     embeddings.to_rerank(parse(bodies.RerankBody, example["/v1/rerank"]))
     to_request(messages := parse(MessagesBody, example["/v1/messages"]), Prompt(messages))
     Prompt(parse(PromptBody, example["/v1/messages/count_tokens"])).tokenize_request()
-    assert len(example) == 10
+    ollama.chat_request(parse(OllamaChatBody, example["/api/chat"]))
+    ollama.generate_request(parse(OllamaGenerateBody, example["/api/generate"]))
+    ollama.embed_request(parse(OllamaEmbedBody, example["/api/embed"]))
+    ollama.embed_request(parse(OllamaEmbeddingsBody, example["/api/embeddings"]))
+    parse(OllamaShowBody, example["/api/show"])
+    assert len(example) == 15
 
 
 def test_each_example_of_administrators_is_a_message_of_its_method() -> None:

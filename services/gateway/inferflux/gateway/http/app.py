@@ -33,6 +33,15 @@ from .exchange import Exchange
 from .generate import Generate
 from .messages import SKIPPED, CountTokens, Messages
 from .models import GetModel, ListModels
+from .ollama.bodies import OllamaEmbedBody, OllamaEmbeddingsBody
+from .ollama.front import (
+    OllamaChat,
+    OllamaEmbed,
+    OllamaGenerate,
+    OllamaModels,
+    OllamaShow,
+    tell_version,
+)
 from .openapi import Documents
 from .reading import BodyReader
 from .responses import Responses
@@ -44,6 +53,8 @@ from .websocket import WebSocketEndpoint, deny_handshake
 _PREFLIGHT_S = 600
 # Of a path that is not there.
 _SHOWN = 100
+# What Ollama's clients call to have models changed.
+_OF_OLLAMAS_STORE = tuple(f"/api/{name}" for name in ("blobs", "copy", "create", "delete", "pull", "push"))
 _PATHS = frozenset(rule.path for rule in routes.ROUTES)
 
 
@@ -97,6 +108,14 @@ def build_app(
             route(routes.DETOKENIZE, Detokenize(pipeline, bodies)),
             route(routes.LIST_MODELS, ListModels(models, created)),
             route(routes.GET_MODEL, GetModel(models, created)),
+            route(routes.OLLAMA_CHAT, OllamaChat(answering, models, bodies)),
+            route(routes.OLLAMA_GENERATE, OllamaGenerate(answering, models, bodies)),
+            route(routes.OLLAMA_EMBED, OllamaEmbed(embeddings, bodies, OllamaEmbedBody)),
+            route(routes.OLLAMA_EMBEDDINGS, OllamaEmbed(embeddings, bodies, OllamaEmbeddingsBody)),
+            route(routes.OLLAMA_SHOW, OllamaShow(models, created)),
+            route(routes.OLLAMA_TAGS, OllamaModels(models, created, is_running=False)),
+            route(routes.OLLAMA_PS, OllamaModels(models, created, is_running=True)),
+            open_route(routes.OLLAMA_VERSION, tell_version),
             open_route(routes.OPENAPI, documents.openapi),
             open_route(routes.DOCS, documents.docs),
             open_route(routes.HEALTHZ, _Probed(probe, routes.HEALTHZ.path)),
@@ -151,6 +170,9 @@ async def _no_such_path(exchange: Exchange, path: str) -> None:
 
 def _no_path(path: str) -> NotFound:
     """Says what is there: clients are often given an address without `/v1`, or with it twice."""
+    if path.startswith(_OF_OLLAMAS_STORE):
+        message = f"{path[:_SHOWN]}: models are pulled and removed by administrators: `inferctl pull`"
+        return NotFound(message, reason="UNKNOWN_PATH")
     bare = re.sub(r"^(/v1)+(?=/)", "", path).rstrip("/")
     meant = next((known for known in (f"/v1{bare}", bare) if known in _PATHS), None)
     hint = f"did you mean {meant}?" if meant else "/docs lists those that are there"

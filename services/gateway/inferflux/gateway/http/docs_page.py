@@ -65,6 +65,7 @@ _GROUPS = (
     ("Embed", ("/v1/embeddings", "/v1/rerank")),
     ("Tokens", ("/v1/tokenize", "/v1/detokenize")),
     ("Models", ("/v1/models",)),
+    ("Ollama", ("/api/",)),
     ("Health", ("/healthz", "/livez", "/readyz")),
     ("Administration", ("/v1/admin/",)),
 )
@@ -130,7 +131,7 @@ class _Page:
             said += f" {escape(operation['description'])}"
         fields = self._table("Fields", body["schema"]) if body else ""
         answers = operation["responses"]["200"]["content"]
-        events = "<p>With <code>stream</code>: events.</p>" if len(answers) > 1 else ""
+        events = "<p>With <code>stream</code>: events, or lines.</p>" if len(answers) > 1 else ""
         told = self._answer(answers)
         return (
             f'<section id="{_anchor(method, path)}"><h3>{_badge(method)} {escape(path)}</h3><p>{said}</p>'

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from inferflux.common.errors import HttpError, InferFluxError, to_http
 
 from .anthropic.errors import to_http as to_anthropic
+from .ollama.errors import to_http as to_ollama
 
 # Anthropic's clients send it with every call.
 _VERSION = "anthropic-version"
@@ -22,6 +23,8 @@ def shape_of(path: str, headers: Sequence[tuple[str, str]]) -> Shape:
         headers: with lower-case names.
     """
     is_messages = path == "/v1/messages" or path.startswith("/v1/messages/")
+    if path.startswith("/api/"):
+        return to_ollama
     if is_messages or is_anthropic(headers):
         return to_anthropic
     return _openai

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -17,6 +17,13 @@ from . import docs_page, routes
 from .anthropic.bodies import MessagesBody, PromptBody
 from .bodies import Body
 from .exchange import Exchange, to_json
+from .ollama.bodies import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+)
 from .openai.bodies import (
     ChatBody,
     CompletionBody,
@@ -31,7 +38,8 @@ from .openapi_answers import ANSWERS
 from .openapi_fields import EXAMPLES, described, example_of, served_alone
 from .openapi_messages import answer_name, body_name, schemas
 
-_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+_JSON, _TEXT = "application/json", "text/plain"
+_EVENTS, _LINES = "text/event-stream", "application/x-ndjson"
 _COMPONENTS = "#/components/schemas/{model}"
 # Each event of a stream.
 _EVENT: dict[str, Any] = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
@@ -62,7 +70,8 @@ class Operation:
     Attributes:
         answer: the schema of a JSON answer; "" for a plain text, or events alone.
         body: what it takes, as JSON or as a message in protobuf's JSON; None where there is none.
-        streams: whether the answer can be a stream of events.
+        streams: whether the answer can be a stream.
+        stream_type: the type of the stream.
         error: the schema of a refusal.
     """
 
@@ -74,6 +83,7 @@ class Operation:
     streams: bool = False
     needs_key: bool = True
     error: str = "Error"
+    stream_type: str = _EVENTS
 
 
 def _words(name: str) -> str:
@@ -91,6 +101,34 @@ def _of_administrators(method: MethodDescriptor) -> Operation:
         method.input_type,
         streams=streams,
     )
+
+
+def _of_ollama() -> Iterator[Operation]:
+    """In the shape of Ollama's API."""
+    posts: Sequence[tuple[str, str, str, type[Body]]] = (
+        ("chat", "Answer a conversation", "OllamaAnswer", OllamaChatBody),
+        ("generate", "Answer or continue a prompt", "OllamaAnswer", OllamaGenerateBody),
+        ("embed", "Give vectors of texts", "OllamaVectors", OllamaEmbedBody),
+        ("embeddings", "Give the vector of a text", "OllamaVector", OllamaEmbeddingsBody),
+        ("show", "Describe one model", "OllamaModel", OllamaShowBody),
+    )
+    gets = (("tags", "List the models"), ("ps", "List the models that are served"))
+    for name, summary, answer, body in posts:
+        yield Operation(
+            "post",
+            f"/api/{name}",
+            f"{summary}, in the shape of Ollama's API.",
+            answer,
+            body,
+            streams=answer == "OllamaAnswer",
+            error="OllamaError",
+            stream_type=_LINES,
+        )
+    for name, summary in gets:
+        summary = f"{summary}, in the shape of Ollama's API."
+        yield Operation("get", f"/api/{name}", summary, "OllamaModels", error="OllamaError")
+    summary = "Which version of Ollama's API is spoken."
+    yield Operation("get", "/api/version", summary, "OllamaVersion", needs_key=False, error="OllamaError")
 
 
 OPERATIONS: Sequence[Operation] = (
@@ -136,6 +174,7 @@ OPERATIONS: Sequence[Operation] = (
         "get", "/v1/models", "List the models that are served, and those that a request has loaded.", "Models"
     ),
     Operation("get", "/v1/models/{model}", "Describe one model.", "Model"),
+    *_of_ollama(),
     Operation("get", "/healthz", "Whether something is wrong, and what.", "Health", needs_key=False),
     Operation("get", "/livez", "Whether the process answers.", needs_key=False),
     Operation("get", "/readyz", "Whether it can serve.", "Readiness", needs_key=False),
@@ -159,7 +198,7 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "InferFlux",
             "version": _version(),
-            "description": "OpenAI's API and Anthropic's over HTTP.",
+            "description": "The APIs of OpenAI, Anthropic and Ollama over HTTP.",
         },
         "security": [{"key": []}],
         "paths": paths,
@@ -173,7 +212,7 @@ def document() -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = _json(operation.answer) if operation.answer else {}
     if operation.streams:
-        content[_EVENTS] = {"schema": _EVENT}
+        content[operation.stream_type] = {"schema": _EVENT} if operation.stream_type == _EVENTS else {}
     content = content or {_TEXT: {"schema": {"type": "string"}}}
     codes = _REFUSALS if operation.needs_key else _STRANGERS_REFUSALS
     responses = {"200": {"description": "The answer.", "content": content}}

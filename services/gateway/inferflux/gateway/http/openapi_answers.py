@@ -180,6 +180,27 @@ ANSWERS: dict[str, Schema] = {
     "MessageError": _object(
         type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
     ),
+    "OllamaAnswer": _object(
+        {
+            "message": _object(role={"const": "assistant"}, content=_TEXT),
+            "response": _TEXT,
+            "done_reason": _TEXT,
+            "total_duration": _COUNT,
+            "prompt_eval_count": _COUNT,
+            "eval_count": _COUNT,
+        },
+        model=_TEXT,
+        created_at=_TEXT,
+        done=_BOOLEAN,
+    ),
+    "OllamaVectors": _object(model=_TEXT, embeddings=_array(_array({"type": "number"}))),
+    "OllamaVector": _object(embedding=_array({"type": "number"})),
+    "OllamaModels": _object(
+        models=_array(_object(name=_TEXT, model=_TEXT, size=_COUNT, digest=_TEXT, details=_ANY_OBJECT))
+    ),
+    "OllamaModel": _object(details=_ANY_OBJECT, model_info=_ANY_OBJECT, capabilities=_array(_TEXT)),
+    "OllamaVersion": _object(version=_TEXT),
+    "OllamaError": _object(error=_TEXT),
     "Embeddings": _object(
         object={"const": "list"},
         data=_array(

@@ -48,6 +48,14 @@ TOKENIZE = RouteRule("POST", "/v1/tokenize", Scope.INFERENCE)
 DETOKENIZE = RouteRule("POST", "/v1/detokenize", Scope.INFERENCE)
 LIST_MODELS = RouteRule("GET", "/v1/models", Scope.MODELS)
 GET_MODEL = RouteRule("GET", "/v1/models/{model:path}", Scope.MODELS)
+OLLAMA_CHAT = RouteRule("POST", "/api/chat", Scope.INFERENCE)
+OLLAMA_GENERATE = RouteRule("POST", "/api/generate", Scope.INFERENCE)
+OLLAMA_EMBED = RouteRule("POST", "/api/embed", Scope.INFERENCE)
+OLLAMA_EMBEDDINGS = RouteRule("POST", "/api/embeddings", Scope.INFERENCE)
+OLLAMA_SHOW = RouteRule("POST", "/api/show", Scope.MODELS)
+OLLAMA_TAGS = RouteRule("GET", "/api/tags", Scope.MODELS)
+OLLAMA_PS = RouteRule("GET", "/api/ps", Scope.MODELS)
+OLLAMA_VERSION = RouteRule("GET", "/api/version")
 OPENAPI = RouteRule("GET", "/openapi.json")
 DOCS = RouteRule("GET", "/docs")
 HEALTHZ = RouteRule("GET", "/healthz")
@@ -78,6 +86,14 @@ ROUTES = (
     DETOKENIZE,
     LIST_MODELS,
     GET_MODEL,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
+    OLLAMA_SHOW,
+    OLLAMA_TAGS,
+    OLLAMA_PS,
+    OLLAMA_VERSION,
     OPENAPI,
     DOCS,
     HEALTHZ,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from pydantic_core import from_json
-
 from inferflux.common.errors import HttpError
 from inferflux.gateway.http.sse import PINGED
+from inferflux.gateway.tools import arguments_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 Json: TypeAlias = dict[str, Any]
@@ -165,7 +164,7 @@ class MessageAnswer:
         events: list[Json] = []
         match block["type"]:
             case "tool_use":
-                block["input"] = _object(said)
+                block["input"] = arguments_of(said)
             case "thinking":
                 block |= {"thinking": said, "signature": SIGNATURE}
                 signed = {"type": "signature_delta", "signature": SIGNATURE}
@@ -208,12 +207,3 @@ class MessageStream:
     def failure(self, error: HttpError) -> list[Mapping[str, Any]]:
         """What a message that fails ends with."""
         return [error.body]
-
-
-def _object(text: str) -> Json:
-    """The arguments of a call; of one that was cut, those that are whole."""
-    try:
-        found = from_json(text or "{}", allow_partial=True)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

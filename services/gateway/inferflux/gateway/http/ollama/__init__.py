@@ -1,0 +1,1 @@
+"""Ollama's API in ours: bodies to requests, token chunks to its lines, models as it lists them."""
