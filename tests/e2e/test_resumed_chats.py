@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
+import anthropic
 import openai
 import pytest
+from anthropic.types import MessageParam, TextBlock, ThinkingBlock, ToolParam, ToolUseBlock
 from harness.another_gateway import another_gateway
 from harness.chat_templates import QWEN3
 from harness.client import Client
@@ -220,3 +223,52 @@ async def test_the_events_of_a_response_come_in_the_order_that_openais_client_ex
     ]
     assert final.usage is not None
     assert final.usage.output_tokens_details.reasoning_tokens == REASONING_TOKENS
+
+
+async def test_anthropics_client_is_told_thoughts_text_and_calls_in_blocks_and_sends_them_back(
+    stack: Stack,
+) -> None:
+    tool: ToolParam = {"name": "add", "description": "Adds.", "input_schema": PARAMETERS}
+    asked: list[MessageParam] = [{"role": "user", "content": "What is 12 + 7?"}]
+    async with anthropic.AsyncAnthropic(
+        base_url=stack.http_url, api_key=stack.api_key, max_retries=0
+    ) as client:
+        async with client.messages.stream(
+            model=stack.model_name,
+            max_tokens=1000,
+            messages=asked,
+            tools=[tool],
+            thinking={"type": "enabled", "budget_tokens": 1024},
+            extra_body={"temperature": 0},
+        ) as stream:
+            final = await stream.get_final_message()
+        thought, message, *calls = final.content
+        assert isinstance(thought, ThinkingBlock)
+        assert (thought.thinking, bool(thought.signature)) == (REASONING, True)
+        assert isinstance(message, TextBlock)
+        assert message.text.strip() == CONTENT
+        assert [call.input for call in calls if isinstance(call, ToolUseBlock)] == [
+            {"a": LARGE, "b": 7},
+            {"a": 1, "b": 2},
+        ]
+        assert final.stop_reason == "tool_use"
+        assert final.usage.output_tokens_details is not None
+        assert final.usage.output_tokens_details.thinking_tokens == REASONING_TOKENS
+
+        results: MessageParam = {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": call.id, "content": "19"}
+                for call in calls
+                if isinstance(call, ToolUseBlock)
+            ],
+        }
+
+        async def counted(said: list[Any]) -> int:
+            history: list[MessageParam] = [*asked, {"role": "assistant", "content": said}, results]
+            tokens = await client.messages.count_tokens(
+                model=stack.model_name, messages=history, tools=[tool]
+            )
+            return tokens.input_tokens
+
+        assert await counted([*final.content]) > await counted(final.content[1:]) + REASONING_TOKENS // 2

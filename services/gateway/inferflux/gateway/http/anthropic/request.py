@@ -65,6 +65,9 @@ class Prompt:
             **names,
             "stop": "stop_sequences",
             "max_reasoning_tokens": "thinking.budget_tokens",
+            "chat_template_kwargs": "thinking",
+            "reasoning_effort": "output_config.effort",
+            "continue_final_message": "messages",
         }
 
     def tokenize_request(self) -> inference_pb2.TokenizeRequest:
