@@ -63,7 +63,7 @@ class ToolUse:
             schema = json.loads(function.parameters)
             yield generation_pb2.FunctionTypes(
                 function=function.name,
-                types={key: _kinds_of(each, schema) for key, each in schema.get("properties", {}).items()},
+                types={key: kinds_of(each, schema) for key, each in schema.get("properties", {}).items()},
             )
 
 
@@ -152,7 +152,7 @@ def arguments_of(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"arguments": text}
 
 
-def _kinds_of(schema: Any, root: Any, depth: int = 0) -> str:
+def kinds_of(schema: Any, root: Any, depth: int = 0) -> str:
     """JSON types that a schema allows, with commas between them; empty: any."""
     if not isinstance(schema, dict) or depth > 8:
         return ""
@@ -164,10 +164,10 @@ def _kinds_of(schema: Any, root: Any, depth: int = 0) -> str:
         target = root
         for key in ref[2:].split("/"):
             target = target.get(key) if isinstance(target, dict) else None
-        return _kinds_of(target, root, depth + 1)
+        return kinds_of(target, root, depth + 1)
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            found = [_kinds_of(each, root, depth + 1) for each in schema[key]]
+            found = [kinds_of(each, root, depth + 1) for each in schema[key]]
             return ",".join(dict.fromkeys(",".join(found).split(","))) if all(found) else ""
     values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
     return "string" if values and all(isinstance(value, str) for value in values) else ""

@@ -80,6 +80,8 @@ class CallReader:
         self.is_within = False
         self.is_cut = False
         self.has_run_out = False
+        # The calls of a run are in brackets that the family does not write.
+        self._is_listed = False
 
     def is_empty_run(self) -> Steps[bool]:
         """Whether a run begins and ends here without a call; it is read then."""
@@ -119,6 +121,7 @@ class CallReader:
     def _begins(self) -> Steps[bool]:
         """Read up to the first call's arguments, or its object."""
         tape = self._tape
+        self._is_listed = False
         if self._calls.is_whole_answer:
             yield from tape.blanks()
             yield from tape.taking_one(self._calls.optional_begins)
@@ -214,7 +217,10 @@ class CallReader:
         return True
 
     def _object(self) -> Steps[bool]:
-        """A call that is an object."""
+        """A call that is an object, or the first of a list where the family writes none."""
+        if self._spelling.head:
+            yield from self._tape.blanks()
+            self._is_listed |= yield from self._tape.taking("[")
         text = yield from self._collected(BracketScanner(is_strict=True), "{")
         form = self._spelling.form
         found = call_of(text, form, self._types) if text and form else None
@@ -444,6 +450,12 @@ class CallReader:
     def _next(self) -> Steps[bool]:
         """Read what ends a call, and what begins the next one. The tape is marked behind what was read."""
         tape, spelling = self._tape, self._spelling
+        if self._is_listed:
+            yield from tape.blanks()
+            if (yield from tape.taking(",")):
+                yield from tape.blanks()
+                return tape.next == "{"
+            yield from tape.taking("]")
         yield from self._skips([part.text for part in spelling.tail])
         tape.mark()
         yield from tape.blanks()
@@ -477,8 +489,8 @@ class CallReader:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether a call is an object without a marker of its own."""
-        return self._spelling.form is not None and not self._spelling.head
+        """Whether the next call is an object without a marker of its own."""
+        return self._spelling.form is not None and (self._is_listed or not self._spelling.head)
 
     def _skips(self, texts: Sequence[str]) -> Steps[None]:
         """Read what of these markers comes next; blanks before one too."""
@@ -512,6 +524,4 @@ def _ways_of(spelling: Spelling, style: int) -> list[Sequence[Part]]:
                 ways.append(list(spelling.head[i:]))
     if spelling.begin and not spelling.head and spelling.begin[-1].text == "[":
         ways.append(list(spelling.begin[:-1]))
-    elif spelling.form is not None and spelling.head:
-        ways.append([*spelling.head, Part("[")])
     return ways

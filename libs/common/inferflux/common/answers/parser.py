@@ -169,7 +169,7 @@ class AnswerParser:
     # told after a text must not depend on its parts.
 
     def _answer(self) -> Steps[None]:
-        if self._syntax.HasField("channels"):
+        if self._syntax.channels.begins:
             yield from self._messages()
             return
         yield from self._maybe_think()
@@ -250,7 +250,12 @@ class AnswerParser:
         tape.has_run_out = False
         n_before = self.n_calls
         has_read = yield from calls.run()
-        if calls.is_within:  # cut
+        if calls.is_within:  # cut, or no call of this syntax, though a constraint should have seen to it
+            tape.unmark()
+            if tape.is_final:
+                tape.take_all()
+            else:
+                calls.is_within = False
             return
         if not has_read:
             has_run_out = calls.has_run_out or tape.has_run_out or not tape
@@ -350,7 +355,7 @@ class AnswerParser:
         outside = Markers([*channels.begins, channels.header_end, *channels.ends])
         while True:
             text, marker = self._tape.take_before(outside)
-            if text.strip() and not _RECIPIENT.match(text.strip()):
+            if text:
                 self._say(text, Content)
             if marker is None:
                 if self._tape.is_final:
@@ -360,7 +365,7 @@ class AnswerParser:
             if marker in channels.ends:
                 self._tape.skip(len(marker))
                 continue
-            header = text + (yield from self._header())
+            header = yield from self._header()
             if header:
                 yield from self._message(header, ends)
 
@@ -390,8 +395,7 @@ class AnswerParser:
             calls = self._calls
             called = name.removeprefix(channels.recipient)
             if calls is not None and called in self._types:
-                self._tape.mark()
-                yield from calls.one(called)
+                yield from self._addressed_call(calls, called, ends)
                 return
             if name != "assistant":
                 yield from self._skip(Markers(ends))
@@ -400,6 +404,20 @@ class AnswerParser:
             yield from self._think(ends)
         else:
             yield from self._text(Content, ends)
+
+    def _addressed_call(self, calls: CallReader, name: str, ends: Collection[str]) -> Steps[None]:
+        """A message that is a call's arguments. If it is none, it is content."""
+        tape = self._tape
+        tape.mark()
+        if not (yield from calls.one(name)):
+            if calls.is_within or (tape.is_final and self._is_dropping and not tape):
+                calls.is_within &= tape.is_final
+                yield from self._skip(Markers(ends))
+                return
+            tape.rewind()
+            tape.unmark()
+            yield from self._text(Content, ends)
+        tape.unmark()
 
     def _skip(self, stops: Markers) -> Steps[None]:
         while True:
