@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.answers.families import HARMONY, HERMES, PYTHONIC
-from inferflux.common.answers.parser import AnswerParser, Piece
+from inferflux.common.answers.parser import AnswerParser
+from inferflux.common.answers.pieces import Piece
 from inferflux.common.chat_templates.probe import prefix_of, reasoning_of, tool_support
 from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
 from inferflux.gateway.tools import kinds_of

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.answers import families
-from inferflux.common.answers.parser import AnswerParser, CallArguments, CallName, Content, Piece, Reasoning
+from inferflux.common.answers.parser import AnswerParser
+from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
 from inferflux.common.answers.scanner import BracketScanner
 from inferflux.common.answers.tape import Markers, Tape
 from inferflux.v1 import generation_pb2

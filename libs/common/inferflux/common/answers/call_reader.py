@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import unescape
-from typing import Any, Final, Protocol
+from typing import Protocol
 
 from inferflux.v1 import generation_pb2
 
-from .arguments import arguments_of, call_of, dumped, typed, unnested
+from .arguments import arguments_of, call_of, dumped, unnested
+from .parameters import LONGEST, ParameterReader
 from .scanner import BracketScanner, GemmaScanner
-from .spelling import Part, Spelling, spelling_of
+from .spelling import Part, spelling_of, ways_of
 from .tape import Markers, Steps, Tape
 
 _TEXT, _GEMMA = generation_pb2.ARGUMENT_STYLE_TEXT, generation_pb2.ARGUMENT_STYLE_GEMMA
-# Ids, indices, keys and attributes are shorter, as is noise before the first call of a run.
-_LONGEST: Final = 256
-_AHEAD: Final = 400
-_IS_STRING = re.compile(r'(?:string|type)="?(\w+)')
 
 
 class Tells(Protocol):
@@ -49,7 +44,6 @@ class CallReader:
     Attributes:
         openings: texts with which a call may begin.
         is_within: a call has been told whose arguments are not complete.
-        is_cut: the answer has ended by its length: what is not complete is no call.
         has_run_out: the answer has ended within what comes before a call's name.
     """
 
@@ -70,15 +64,14 @@ class CallReader:
         self._is_exact = is_exact
         self._names = sorted(types, key=len, reverse=True)
         self._call = _Call()
-        self._ways = _ways_of(spelling, calls.style)
+        self._ways = ways_of(spelling, calls.style)
         first = [way[0].text for way in self._ways if way]
         self.openings = [text for text, way in zip(first, self._ways, strict=False) if way[0].is_distinct]
         if calls.is_whole_answer:
             self.openings = list(calls.optional_begins)
         self._tail = [part.text for part in (*spelling.tail, *spelling.end)]
-        self._value_stops = Markers([spelling.after_value, spelling.before_key, *self._tail[:2]])
+        self._parameter_reader = ParameterReader(spelling, tape, tail=self._tail, openings=self.openings)
         self.is_within = False
-        self.is_cut = False
         self.has_run_out = False
         # The calls of a run are in brackets that the family does not write.
         self._is_listed = False
@@ -164,7 +157,7 @@ class CallReader:
             self._call.name = yield from tape.taking_one(self._names)
             return bool(self._call.name)
         end = following[0].text if following else "{"
-        text = yield from tape.taking_until(end, _LONGEST)
+        text = yield from tape.taking_until(end, LONGEST)
         if text is None:
             return False
         tape.skip(-len(end))
@@ -179,7 +172,7 @@ class CallReader:
         spelling = self._spelling
         if not (spelling.begin and spelling.head and part is spelling.head[0] and part.is_distinct):
             return False
-        return (yield from self._tape.taking_until(part.text, _LONGEST)) is not None
+        return (yield from self._tape.taking_until(part.text, LONGEST)) is not None
 
     def _one(self) -> Steps[bool]:
         """A call's arguments, or its object."""
@@ -256,7 +249,7 @@ class CallReader:
                     return False
                 text = self._call.name
             elif part.is_placeholder:
-                text = (yield from self._tape.taking_until('"', _LONGEST)) or ""
+                text = (yield from self._tape.taking_until('"', LONGEST)) or ""
                 self._call.id = text if part.text == "id" else self._call.id
                 self._tape.skip(-1)
             elif not (yield from self._tape.taking(text)):
@@ -347,105 +340,15 @@ class CallReader:
             yield
 
     def _parameters(self) -> Steps[bool]:
-        """Arguments one by one, up to what ends the call."""
-        tape, arguments = self._tape, dict[str, Any]()
-        first = self._spelling.before_key
-        while True:
-            yield from tape.blanks()
-            if tape.next == "{" and not arguments:
-                text = yield from self._collected(BracketScanner(is_strict=True), "{")
-                given = arguments_of(text) if text else None
-                return given is not None and self._end(given)
-            while any(map(tape.may_become, self._tail)) and not tape.starts_with(first):
-                yield
-            if any(map(tape.starts_with, self._tail)) or (tape.is_final and not tape):
-                if not tape and self.is_cut:
-                    return False
-                return self._end(dumped(arguments))
-            if not (yield from tape.taking(first)) or not (yield from self._parameter(arguments)):
-                return False
-
-    def _parameter(self, arguments: dict[str, Any]) -> Steps[bool]:
-        """Key and value, which is added to the arguments."""
-        after_key = self._spelling.after_key
-        key = yield from self._tape.taking_until(after_key[0], _LONGEST)
-        if key is None:
-            return False
-        key, attributes = key.strip().strip("\"'"), ""
-        if after_key[0].startswith('"'):
-            key = unescape(key)
-        if len(after_key) > 1:
-            rest = yield from self._tape.taking_until(after_key[-1].lstrip('"'), _LONGEST)
-            if rest is None:
-                return False
-            attributes = rest
-        value = yield from self._value(key, arguments)
-        if value is None:
-            return False
-        kinds = self._types.get(self._call.name, {}).get(key, "string")
-        if said := _IS_STRING.search(attributes):
-            kinds = "string" if said[1] in ("true", "string") else kinds if kinds != "string" else ""
-        arguments[key] = typed(value, kinds)
-        return True
-
-    def _value(self, key: str, arguments: Collection[str]) -> Steps[str | None]:
-        """A parameter's value. A marker within it that nothing of the syntax follows is a part of it."""
-        tape, parts = self._tape, list[str]()
-        end = self._spelling.after_value
-        before, after = self._spelling.value_blanks
-        while True:
-            text, stop = tape.take_before(self._value_stops)
-            parts.append(text)
-            if stop is None:
-                if tape.is_final:
-                    return None
-                yield
-                continue
-            is_end = yield from self._is_end(stop, end, {*arguments, key}, parts)
-            if is_end:
-                if stop == end:
-                    tape.skip(len(stop))
-                value = "".join(parts)
-                value = value.removeprefix(before) if before else value
-                return value.removesuffix(after) if after else value
-            parts.append(tape.take(len(stop)))
-
-    def _is_end(self, stop: str, end: str, keys: Collection[str], parts: Sequence[str]) -> Steps[bool]:
-        """Whether the marker that comes next ends the value."""
-        first = self._spelling.before_key
-        if stop == first and stop != end:
-            return (yield from self._is_next_key(keys, parts))
-        tail = self._tail[self._tail.index(stop) + 1 :] if stop in self._tail else self._tail
-        following = [*tail, *self.openings] if stop != end else [first, *tail]
-        while True:
-            rest = self._tape.peek(_AHEAD)[len(stop) :].lstrip()
-            if any(rest.startswith(one) for one in following):
-                return True
-            if not rest or any(one.startswith(rest) for one in following):
-                if self._tape.is_final:
-                    return not rest
-                if len(self._tape.peek(_AHEAD)) < _AHEAD:
-                    yield
-                    continue
-            return False
-
-    def _is_next_key(self, keys: Collection[str], parts: Sequence[str]) -> Steps[bool]:
-        """Whether a value without its closing marker ends where the next parameter begins."""
-        after = self._spelling.value_blanks[1]
-        written = next((part for part in reversed(parts) if part), "")
-        if after and not written.endswith(after):
-            return False
-        first, after_key = self._spelling.before_key, self._spelling.after_key[0]
-        known = self._types.get(self._call.name, {})
-        while True:
-            ahead = self._tape.peek(_LONGEST)
-            at = ahead.find(after_key, len(first))
-            if at >= 0:
-                key = ahead[len(first) : at].strip()
-                return key in known and key not in keys
-            if self._tape.is_final or len(ahead) >= _LONGEST:
-                return False
-            yield
+        """Arguments one by one, up to what ends the call, or as an object."""
+        yield from self._tape.blanks()
+        if self._tape.next == "{":
+            text = yield from self._collected(BracketScanner(is_strict=True), "{")
+            given = arguments_of(text) if text else None
+            return given is not None and self._end(given)
+        types = self._types.get(self._call.name, {})
+        arguments = yield from self._parameter_reader.read(types)
+        return arguments is not None and self._end(dumped(arguments))
 
     def _next(self) -> Steps[bool]:
         """Read what ends a call, and what begins the next one. The tape is marked behind what was read."""
@@ -456,7 +359,7 @@ class CallReader:
                 yield from tape.blanks()
                 return tape.next == "{"
             yield from tape.taking("]")
-        yield from self._skips([part.text for part in spelling.tail])
+        yield from self._tape.skipping([part.text for part in spelling.tail])
         tape.mark()
         yield from tape.blanks()
         separators = [part.text for part in spelling.separator] or [";", ","][: 2 * self._is_bare]
@@ -483,7 +386,7 @@ class CallReader:
                     raise RuntimeError("the tape went back too far")
                 return False
         tape.rewind()
-        yield from self._skips([part.text for part in spelling.end])
+        yield from self._tape.skipping([part.text for part in spelling.end])
         tape.mark()
         return False
 
@@ -491,37 +394,3 @@ class CallReader:
     def _is_bare(self) -> bool:
         """Whether the next call is an object without a marker of its own."""
         return self._spelling.form is not None and (self._is_listed or not self._spelling.head)
-
-    def _skips(self, texts: Sequence[str]) -> Steps[None]:
-        """Read what of these markers comes next; blanks before one too."""
-        for text in texts:
-            blanks = 0
-            while True:
-                ahead = self._tape.peek(_AHEAD)
-                rest = ahead.lstrip()
-                blanks = len(ahead) - len(rest)
-                if rest.startswith(text):
-                    self._tape.skip(blanks + len(text))
-                    break
-                may_come = not rest or text.startswith(rest)
-                if not may_come or self._tape.is_final or len(ahead) >= _AHEAD:
-                    if may_come and rest and self._tape.is_final:
-                        self._tape.skip(len(ahead))  # cut
-                    break
-                yield
-
-
-def _ways_of(spelling: Spelling, style: int) -> list[Sequence[Part]]:
-    """Markers that may come before a call: with or without the beginning of a run, or of the call."""
-    whole = [*spelling.begin, *spelling.head]
-    ways: list[Sequence[Part]] = [whole]
-    if spelling.begin and spelling.head:
-        ways += [whole[i:] for i, part in enumerate(spelling.begin) if i and part.is_distinct]
-        ways.append(list(spelling.head))
-    if style == _TEXT:
-        for i, part in enumerate(spelling.head[1:], 1):
-            if part.is_distinct and not part.text.endswith(">") and not spelling.begin:
-                ways.append(list(spelling.head[i:]))
-    if spelling.begin and not spelling.head and spelling.begin[-1].text == "[":
-        ways.append(list(spelling.begin[:-1]))
-    return ways

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from inferflux.v1 import generation_pb2
 
 from .call_reader import CallReader
+from .pieces import CallArguments, CallName, Content, Piece, Reasoning
 from .tape import Markers, Steps, Tape
 
 OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
@@ -23,40 +23,6 @@ _MOST_REREAD: Final = 4
 _ENOUGH_REREAD: Final = 4096
 _LONGEST_HEADER: Final = 512
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallName:
-    """A call begins.
-
-    Attributes:
-        id: as the model or its template has it; empty: it has none.
-    """
-
-    index: int
-    name: str
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """A part of the arguments, which are JSON text."""
-
-    index: int
-    text: str
-
-
-Piece: TypeAlias = Content | Reasoning | CallName | CallArguments
 
 
 class AnswerParser:
@@ -146,8 +112,7 @@ class AnswerParser:
             is_cut: the answer has ended by its length. A call that is not complete is dropped then.
         """
         self._tape.is_final = True
-        if self._calls is not None:
-            self._calls.is_cut = is_cut
+        self._tape.is_cut = is_cut
         self._is_dropping = is_cut or self._is_exact
         pieces = self._read()
         if (
@@ -425,22 +390,3 @@ class AnswerParser:
             if stop or self._tape.is_final:
                 return
             yield
-
-
-def calls_in(
-    answer: str,
-    syntax: generation_pb2.AnswerSyntax,
-    *,
-    names: AbstractSet[str],
-    reasoning: generation_pb2.ReasoningFormat.ValueType,
-    prefix: str = "",
-) -> list[tuple[str, str]]:
-    """Names and arguments of the complete calls of a whole answer that was held to its syntax."""
-    parser = AnswerParser(syntax=syntax, names=names, reasoning=reasoning, is_exact=True, prefix=prefix)
-    calls: list[tuple[str, str]] = []
-    for piece in parser.push(answer) + parser.finish():
-        if isinstance(piece, CallName):
-            calls.append((piece.name, ""))
-        elif isinstance(piece, CallArguments):
-            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
-    return calls[:-1] if parser.is_cut else calls

@@ -150,6 +150,22 @@ def spelling_of(calls: generation_pb2.CallSyntax) -> Spelling:
     )
 
 
+def ways_of(spelling: Spelling, style: int) -> list[Sequence[Part]]:
+    """Markers that may come before a call: with or without the beginning of a run, or of the call."""
+    whole = [*spelling.begin, *spelling.head]
+    ways: list[Sequence[Part]] = [whole]
+    if spelling.begin and spelling.head:
+        ways += [whole[i:] for i, part in enumerate(spelling.begin) if i and part.is_distinct]
+        ways.append(list(spelling.head))
+    if style == generation_pb2.ARGUMENT_STYLE_TEXT:
+        for i, part in enumerate(spelling.head[1:], 1):
+            if part.is_distinct and not part.text.endswith(">") and not spelling.begin:
+                ways.append(list(spelling.head[i:]))
+    if spelling.begin and not spelling.head and spelling.begin[-1].text == "[":
+        ways.append(list(spelling.begin[:-1]))
+    return ways
+
+
 def _form_of(call: str) -> tuple[ObjectForm, str]:
     """How a call's object is made, and what follows it."""
     text = call[call.index("{") :]

@@ -7,8 +7,8 @@ generator: it yields where it needs more text.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Generator
-from typing import TypeAlias, TypeVar
+from collections.abc import Collection, Generator, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 from .scanner import BracketScanner
 
@@ -16,6 +16,8 @@ _T = TypeVar("_T")
 # What reads, and needs more text at each yield.
 Steps: TypeAlias = Generator[None, None, _T]
 
+# How far reading looks ahead.
+AHEAD: Final = 400
 _BLANKS = re.compile(r"\s*")
 
 
@@ -50,6 +52,7 @@ class Tape:
 
     Attributes:
         is_final: nothing follows.
+        is_cut: the answer has ended by its length: what is not complete is no call.
         has_run_out: something that was awaited may have followed.
     """
 
@@ -62,7 +65,7 @@ class Tape:
         # Where reading may go back to: in `_text`, or before it, in the parts that are kept.
         self._mark: int | None = None
         self._kept: list[str] = []
-        self.is_final = False
+        self.is_final = self.is_cut = False
         self.has_run_out = False
 
     def __bool__(self) -> bool:
@@ -194,3 +197,21 @@ class Tape:
                 self.has_run_out |= len(ahead) < most + len(text)
                 return None
             yield
+
+    def skipping(self, texts: Sequence[str]) -> Steps[None]:
+        """Read what of these markers comes next; blanks before one too."""
+        for text in texts:
+            blanks = 0
+            while True:
+                ahead = self.peek(AHEAD)
+                rest = ahead.lstrip()
+                blanks = len(ahead) - len(rest)
+                if rest.startswith(text):
+                    self.skip(blanks + len(text))
+                    break
+                may_come = not rest or text.startswith(rest)
+                if not may_come or self.is_final or len(ahead) >= AHEAD:
+                    if may_come and rest and self.is_final:
+                        self.skip(len(ahead))  # cut
+                    break
+                yield

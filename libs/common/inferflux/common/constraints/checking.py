@@ -10,12 +10,14 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jsonschema_rs
 
 from inferflux.common.answers.families import syntax_in
-from inferflux.common.answers.parser import calls_in
+from inferflux.common.answers.parser import AnswerParser
+from inferflux.common.answers.pieces import CallArguments, CallName
 from inferflux.v1 import generation_pb2
 
 # Python reads no longer integers; those of models do not end by themselves.
@@ -84,13 +86,32 @@ def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
 
     def check(answer: str) -> str:
         syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)
-        made = calls_in(answer, syntax, names=checks.keys(), reasoning=calls.reasoning, prefix=calls.prefix)
+        made = _calls_in(answer, syntax, names=checks.keys(), reasoning=calls.reasoning, prefix=calls.prefix)
         if calls.is_required and not made:
             return "it has no call"
         wrong = ((name, checks[name](arguments)) for name, arguments in made)
         return next((f"the call of {name}: {why}" for name, why in wrong if why), "")
 
     return check
+
+
+def _calls_in(
+    answer: str,
+    syntax: generation_pb2.AnswerSyntax,
+    *,
+    names: AbstractSet[str],
+    reasoning: generation_pb2.ReasoningFormat.ValueType,
+    prefix: str = "",
+) -> list[tuple[str, str]]:
+    """Names and arguments of the complete calls of a whole answer that was held to its syntax."""
+    parser = AnswerParser(syntax=syntax, names=names, reasoning=reasoning, is_exact=True, prefix=prefix)
+    calls: list[tuple[str, str]] = []
+    for piece in parser.push(answer) + parser.finish():
+        if isinstance(piece, CallName):
+            calls.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
+    return calls[:-1] if parser.is_cut else calls
 
 
 def readable(message: str) -> str:
