@@ -50,9 +50,38 @@ def end(reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_RE
     return tokens_pb2.Finished(reason=reason, usage=usage)
 
 
-def test_parts_of_a_message_become_lines() -> None:
+def test_parts_of_a_message_are_parts_for_the_template() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert request(messages=[{"role": "user", "content": parts}]).messages[0].content == "a\nb"
+    (message,) = request(messages=[{"role": "user", "content": parts}]).messages
+    assert [part.text for part in message.parts] == ["a", "b"]
+    (message,) = request(messages=[{"role": "user", "content": parts[:1]}]).messages
+    assert (message.content, len(message.parts)) == ("a", 0)
+
+
+def test_switches_of_the_template_are_passed_on() -> None:
+    made = request(chat_template_kwargs={"a": [1]}, enable_thinking=False, reasoning_effort="low")
+    assert json.loads(made.chat_template_kwargs) == {"a": [1], "enable_thinking": False}
+    assert made.reasoning_effort == "low"
+    assert not request().chat_template_kwargs
+
+
+ANSWERED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+
+
+def test_a_last_message_of_the_assistant_is_begun() -> None:
+    assert request(messages=ANSWERED).continue_final_message
+    assert request(messages=ANSWERED, continue_final_message="content").continue_final_message
+    assert not request(messages=ANSWERED, continue_final_message=False).continue_final_message
+    assert not request(messages=ANSWERED, add_generation_prompt=True).continue_final_message
+    assert not request(messages=ANSWERED[:1]).continue_final_message
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert not request(
+        messages=[*ANSWERED, {"role": "assistant", "tool_calls": [called]}]
+    ).continue_final_message
+    ended = request(messages=ANSWERED, continue_final_message=False, add_generation_prompt=False)
+    assert ended.skip_generation_prompt
+    both = refusal(messages=ANSWERED, continue_final_message=True, add_generation_prompt=True)
+    assert both.field == "continue_final_message"
 
 
 def test_what_is_not_given_is_left_to_the_defaults() -> None:

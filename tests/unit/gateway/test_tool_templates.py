@@ -11,6 +11,7 @@ from harness import chat_templates
 from inferflux.common.chat_templates import conversation
 from inferflux.common.chat_templates.capabilities import Capabilities
 from inferflux.common.chat_templates.conversation import as_read
+from inferflux.common.chat_templates.generic_tools import with_generic_tools
 from inferflux.common.chat_templates.probe import reasoning_of, tool_support
 from inferflux.common.chat_templates.templates import ChatTemplate
 from inferflux.gateway.control_texts import ControlTexts
@@ -65,11 +66,21 @@ def test_the_family_is_found_by_rendering_a_call(
     assert found.call_format == form
 
 
-@pytest.mark.parametrize("source", [chat_templates.CHATML, "{{ messages[0].content }}", "{{ 1 / 0 }}"])
-def test_a_template_without_tools_is_known_as_such(source: str) -> None:
-    found = tool_support(template(source))
-    assert not found.shows_tools
-    assert found.call_format == UNKNOWN
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ 1 / 0 }}"])
+def test_a_template_that_shows_no_tools_is_known_as_such(source: str) -> None:
+    assert not tool_support(template(source)).is_usable
+
+
+def test_a_template_without_a_place_for_tools_gets_them_from_the_system() -> None:
+    known = template(chat_templates.CHATML)
+    found = tool_support(known)
+    assert (found.shows_tools, found.is_usable, found.call_format) == (False, True, HERMES)
+    told = with_generic_tools(said(CONVERSATION), template_tools([WEATHER]), Capabilities(known))
+    text = known.render(as_read(told, Capabilities(known)))
+    assert "The weather of a city." in text[: text.index("<|im_start|>user")]
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>'
+    result = "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>"
+    assert text.index(call) < text.index(result)
 
 
 @pytest.mark.parametrize(

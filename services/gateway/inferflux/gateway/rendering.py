@@ -10,6 +10,7 @@ from functools import cached_property
 
 from inferflux.common.chat_templates.capabilities import Capabilities
 from inferflux.common.chat_templates.conversation import Message, as_read
+from inferflux.common.chat_templates.generic_tools import with_generic_tools
 from inferflux.common.chat_templates.probe import ToolSupport, prefix_of, reasoning_of, tool_support
 from inferflux.common.chat_templates.switches import SwitchError, switches_of
 from inferflux.common.chat_templates.templates import (
@@ -116,19 +117,21 @@ class Renderer:
             TokenizerFaultError: no template, a bad one, one that refuses the messages, or one that cannot do
                 what is asked.
         """
-        has_tools = bool(tools) or any(message.tool_calls or message.tool_call_id for message in messages)
         template = self._usable(self._of_tools if tools else self._plain)
-        return template.render(messages, tools, asked, self._markers, has_tools=has_tools)
+        if tools and not template.support.is_usable:
+            why = "the model's chat template shows no tools, or spells calls in a way that is not known here"
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS, why)
+        return template.render(messages, tools, asked, self._markers)
 
-    def _parsed(self, source: str) -> _Template | str:
+    def _parsed(self, source: str) -> TemplateRenderer | str:
         """The template, or why it cannot be used."""
         try:
             template = ChatTemplate(source, tokens=self._tokens, max_rendered_bytes=self._max_rendered_bytes)
         except TemplateError as error:
             return str(error)
-        return _Template(template, self._control_spellings, self._user_spellings)
+        return TemplateRenderer(template, self._control_spellings, self._user_spellings)
 
-    def _usable(self, template: _Template | str | None) -> _Template:
+    def _usable(self, template: TemplateRenderer | str | None) -> TemplateRenderer:
         if isinstance(template, str):
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEMPLATE, template)
         if template is None:
@@ -138,7 +141,7 @@ class Renderer:
         return template
 
 
-class _Template:
+class TemplateRenderer:
     """One template, with what has been found out about it.
 
     Args:
@@ -149,18 +152,19 @@ class _Template:
 
     def __init__(self, template: ChatTemplate, controls: frozenset[str], others: frozenset[str]) -> None:
         self._template = template
-        self._reads = Capabilities(template)
+        self.reads = Capabilities(template)
         self._control_spellings = controls
         self._other_spellings = others
 
     @cached_property
     def _controls(self) -> ControlTexts:
-        structure = self._reads.structure if self._other_spellings else ""
+        structure = self.reads.structure if self._other_spellings else ""
         others = {each for each in self._other_spellings if _is_marker(each) and each in structure}
         return ControlTexts(self._control_spellings | others, mark=secrets.token_hex(8))
 
     @cached_property
-    def _support(self) -> ToolSupport:
+    def support(self) -> ToolSupport:
+        """Which tools it takes, and how its model calls them."""
         return tool_support(self._template.trial)
 
     def render(
@@ -169,14 +173,11 @@ class _Template:
         tools: Sequence[inference_pb2.Tool],
         asked: Asked,
         markers: ImageMarkers,
-        *,
-        has_tools: bool,
     ) -> Rendered:
+        """The prompt for a conversation; raises as `Renderer.render`."""
         form = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED
-        if has_tools:
-            if tools:
-                _check_knows_tools(self._support)
-            form = self._support.call_format
+        if tools or any(message.tool_calls or message.tool_call_id for message in messages):
+            form = self.support.call_format
         media = markers.begin()
         said = template_messages(
             messages, self._controls, looked_for=self._template.looked_for, image=media.next
@@ -196,7 +197,7 @@ class _Template:
         if parts is None:
             message = "the model's chat template leaves images out, or does not keep them in order"
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
-        syntax = self._support.syntax
+        syntax = self.support.syntax
         opened = generation_pb2.REASONING_FORMAT_OPEN
         reasoning = opened if is_thought else reasoning_of(syntax, text)
         return Rendered(parts, form, reasoning, syntax, prefix_of(syntax, text))
@@ -204,7 +205,7 @@ class _Template:
     def _text(self, said: list[Message], tools: list[Json], asked: Asked) -> tuple[str, bool]:
         """The prompt, and whether it ends within a thought."""
         given = self._controls.marked(asked.switches)
-        switches = switches_of(self._template, self._reads, given, asked.effort, may_lack=asked.may_lack)
+        switches = switches_of(self._template, self.reads, given, asked.effort, may_lack=asked.may_lack)
         if not asked.continues:
             return self._rendered(said, tools, switches, asked.begins_answer), False
         text = said[-1].texts[-1]
@@ -227,7 +228,9 @@ class _Template:
         return rendered[:place] if is_kept else rendered[:place].rstrip(), is_thought
 
     def _rendered(self, said: list[Message], tools: list[Json], switches: Json, begins_answer: bool) -> str:
-        messages = as_read(said, self._reads)
+        if not self.reads.shows_tools and (tools or any(each.calls for each in said)):
+            said, tools = with_generic_tools(said, tools, self.reads), []
+        messages = as_read(said, self.reads)
 
         def render(tools: list[Json]) -> str:
             return self._template.render(
@@ -245,13 +248,3 @@ class _Template:
 def _is_marker(spelling: str) -> bool:
     """Whether a token may be a part of a prompt's structure: blanks and words are not."""
     return not spelling.isspace() and not spelling.isalnum()
-
-
-def _check_knows_tools(support: ToolSupport) -> None:
-    if not support.shows_tools:
-        why = "the model's chat template does not know tools"
-    elif not support.is_usable:
-        why = "the model's chat template spells tool calls in a way that is not known here"
-    else:
-        return
-    raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS, why)

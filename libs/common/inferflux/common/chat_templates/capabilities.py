@@ -20,7 +20,7 @@ _NAME = "probe_function"
 DESCRIPTION = "Qprobe descriptionQ"
 _SHORT_ID, _LONG_ID = "aB3dEf6h9", "call_aB3dEf6h9_1234567890"
 
-_TOOL: Final[Mapping[str, Any]] = {
+TOOL: Final[Mapping[str, Any]] = {
     "type": "function",
     "function": {
         "name": _NAME,
@@ -95,27 +95,29 @@ class Capabilities:
         """Whether `developer` is a role of its own. Many templates show any role, under its name."""
         if not self._template.knows("developer"):
             return False
-        return self._shows([_said("developer"), _said("user", _OTHER)], _TEXT, _OTHER)
+        return self.shows([_said("developer"), _said("user", _OTHER)], _TEXT, _OTHER)
 
     @cached_property
     def takes_system(self) -> bool:
-        return self._shows([_said("system"), _said("user", _OTHER)], _TEXT, _OTHER)
+        return self.shows([_said("system"), _said("user", _OTHER)], _TEXT, _OTHER)
 
     @cached_property
     def takes_several_systems(self) -> bool:
         """Whether the first messages may be several of the system's."""
-        return self._shows([_said("system"), _said("system", _RESULT), _said("user", _OTHER)], _TEXT, _RESULT)
+        return self.shows([_said("system"), _said("system", _RESULT), _said("user", _OTHER)], _TEXT, _RESULT)
 
     @cached_property
     def takes_late_systems(self) -> bool:
         """Whether the system may speak later on."""
         messages = [
+            *([_said("system", _THOUGHT)] if self.takes_system else []),
             _said("user"),
             _said("assistant", _OTHER),
             _said("system", _RESULT),
             _said("user", _VALUE),
         ]
-        return self._shows(messages, _TEXT, _OTHER, _RESULT, _VALUE)
+        first = [_THOUGHT] if self.takes_system else []
+        return self.shows(messages, *first, _TEXT, _OTHER, _RESULT, _VALUE)
 
     @cached_property
     def takes_runs(self) -> bool:
@@ -140,7 +142,7 @@ class Capabilities:
         second = {**call, "id": "bB3dEf6h9", "function": {"name": _NAME, "arguments": arguments}}
         messages[1]["tool_calls"] = [call, second]
         messages.append({**messages[2], "tool_call_id": second["id"]})
-        return not self.shows_calls or self._shows(messages, _VALUE, other)
+        return not self.shows_calls or self.shows(messages, _VALUE, other)
 
     @cached_property
     def arguments_are_text(self) -> bool:
@@ -151,13 +153,24 @@ class Capabilities:
     @cached_property
     def wants_null_content(self) -> bool:
         """Whether calls are shown only where their message's content is null."""
-        return not self._shows(self._called(), _VALUE) and self._shows(self._called(content=None), _VALUE)
+        return not self.shows(self._called(), _VALUE) and self.shows(self._called(content=None), _VALUE)
 
     @cached_property
     def shows_calls(self) -> bool:
         """Whether calls in the history are shown."""
         content = None if self.wants_null_content else ""
-        return self._shows(self._called(content=content), _VALUE)
+        return self.shows(self._called(content=content), _VALUE)
+
+    @cached_property
+    def example_call(self) -> str:
+        """A call as the template spells it in the assistant's message, up to the token that ends it."""
+        content = None if self.wants_null_content else ""
+        called = _conversation(self.arguments_are_text, content, name="name_of_the_function", key="argument")
+        text, bare = (self._rendered(called[:n]) or "" for n in (2, 1))
+        same = next((i for i, (a, b) in enumerate(zip(text, bare, strict=False)) if a != b), len(bare))
+        begin = text.rfind("<", 0, same) if text.rfind("<", 0, same) > text.rfind(">", 0, same) else same
+        spelt = text[begin:].replace(_VALUE, "value")
+        return spelt.partition(self._template.tokens.get("eos_token") or "\0")[0].strip()
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -209,7 +222,8 @@ class Capabilities:
         return self._rendered([_said("user")], switches) is not None
 
     def _content(self, role: str) -> Content:
-        texts, parts = (self._shows_content(role, form) for form in (_TEXT, text_parts([_TEXT])))
+        # Some templates read the first part alone.
+        texts, parts = (self._shows_content(role, form) for form in (_TEXT, text_parts([_VALUE, _TEXT])))
         if parts and texts:
             return Content.EITHER
         return Content.PARTS if parts else Content.TEXT
@@ -263,7 +277,8 @@ class Capabilities:
     def _called(self, *, content: Any = "", call_id: str = _SHORT_ID, **keys: Any) -> list[Json]:
         return _conversation(self.arguments_are_text, content, call_id, **keys)
 
-    def _shows(self, messages: Sequence[Json], *texts: str) -> bool:
+    def shows(self, messages: Sequence[Json], *texts: str) -> bool:
+        """Whether messages are rendered with all of these texts."""
         text = self._rendered(messages)
         return text is not None and all(each in text for each in texts)
 
@@ -271,7 +286,7 @@ class Capabilities:
         """None where the template refuses the messages, or breaks down."""
         has_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
         try:
-            return self._template.render(messages, [_TOOL] if has_calls else (), switches=switches)
+            return self._template.render(messages, [TOOL] if has_calls else (), switches=switches)
         except (TemplateError, TemplateRefusedError):
             return None
 
@@ -297,14 +312,20 @@ def _said(role: str, text: str = _TEXT) -> Json:
 
 
 def _conversation(
-    arguments_are_text: bool, content: Any, call_id: str = _SHORT_ID, **keys: Any
+    arguments_are_text: bool,
+    content: Any,
+    call_id: str = _SHORT_ID,
+    *,
+    name: str = _NAME,
+    key: str = "x",
+    **keys: Any,
 ) -> list[Json]:
-    arguments: Any = f'{{"x": "{_VALUE}"}}' if arguments_are_text else {"x": _VALUE}
-    call = {"type": "function", "id": call_id, "function": {"name": _NAME, "arguments": arguments}}
+    arguments: Any = f'{{"{key}": "{_VALUE}"}}' if arguments_are_text else {key: _VALUE}
+    call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
     return [
         _said("user", _RESULT),
         {"role": "assistant", "content": content, "tool_calls": [call], **keys},
-        {"role": "tool", "name": _NAME, "tool_call_id": call_id, "content": _RESULT},
+        {"role": "tool", "name": name, "tool_call_id": call_id, "content": _RESULT},
     ]
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inferflux.common.answers.families import FALLBACKS, FAMILIES, family_in, format_of_calls
+from inferflux.common.answers.families import FALLBACKS, FAMILIES, HERMES, family_in, format_of_calls
 from inferflux.v1 import generation_pb2
 
+from .capabilities import Capabilities
 from .derive import DESCRIPTION, USER, calling, syntax_of, tools_of
+from .generic_tools import can_tell_tools
 from .templates import ChatTemplate, TemplateError, TemplateRefusedError
 
 _MOST_PROBED_BYTES = 1 << 20
@@ -27,11 +29,13 @@ class ToolSupport:
     """What a template does with tools.
 
     Attributes:
-        shows_tools: whether the model is told of them.
+        shows_tools: whether the template itself tells the model of them.
+        are_told: whether it does, or a text of the system can: see `generic_tools`.
         syntax: how its model writes answers.
     """
 
     shows_tools: bool
+    are_told: bool
     syntax: generation_pb2.AnswerSyntax
 
     @property
@@ -42,7 +46,7 @@ class ToolSupport:
     @property
     def is_usable(self) -> bool:
         """Whether a model is told of tools, and its calls can be read."""
-        return self.shows_tools and self.syntax.HasField("calls")
+        return self.are_told and self.syntax.HasField("calls")
 
 
 def tool_support(template: ChatTemplate) -> ToolSupport:
@@ -71,7 +75,13 @@ def tool_support(template: ChatTemplate) -> ToolSupport:
             if fallback is not None:
                 derived.calls.CopyFrom(fallback.calls)
         family = derived
-    return ToolSupport(shows_tools, _completed(family, template.source))
+    made = _completed(family, template.source)
+    if shows_tools:
+        return ToolSupport(True, True, made)
+    reads = Capabilities(template)
+    if not reads.shows_calls:
+        made.calls.CopyFrom(HERMES.calls)
+    return ToolSupport(False, can_tell_tools(reads), made)
 
 
 def _without_repeated(

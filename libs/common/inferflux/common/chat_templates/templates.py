@@ -59,7 +59,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             raise TemplateError(f"the chat template does not parse: {_first_line(error)}") from None
         self.source = source
-        self._tokens = tokens
+        self.tokens = tokens
         self._max_rendered_bytes = max_rendered_bytes
         self._max_steps = MAX_STEPS
 
@@ -113,7 +113,7 @@ class ChatTemplate:
 
     def _variables(self, tools: Sequence[Mapping[str, Any]]) -> Json:
         """What templates find beside messages, where they look for it."""
-        given: Json = dict(self._tokens)
+        given: Json = dict(self.tokens)
         given |= {name: text for name, text in today().items() if name in self.variables}
         if "functions" in self.variables:
             given["functions"] = json.dumps(list(tools), indent=2, ensure_ascii=False) if tools else ""

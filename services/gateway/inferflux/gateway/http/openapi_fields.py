@@ -55,6 +55,10 @@ _SAMPLES: Mapping[str, Any] = {
 
 # By name: a field means the same in every body.
 MEANINGS: Mapping[str, str] = {
+    "add_generation_prompt": "Whether the prompt ends where an answer begins. [true]",
+    "chat_template_kwargs": "Switches of the model's chat template, by name.",
+    "continue_final_message": "The last message, of the assistant, is begun. [true, where it is]",
+    "enable_thinking": "Whether the model thinks, where its chat template has a switch for it.",
     "adapter": "An adapter of the model, where its name does not say it: model:adapter.",
     "best_of": "The value of n.",
     "context": "An empty list.",

@@ -211,6 +211,13 @@ class ChatBody(GenerationBody):
     web_search_options: Any = None
     moderation: Any = None
     reasoning_effort: str | None = None
+
+    # vLLM's and llama.cpp's: how the chat template renders.
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+
     verbosity: Verbosity | None = None
     prediction: dict[str, Any] | None = None
     store: bool | None = None
@@ -233,6 +240,11 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Items[Message] | None = None
     tools: Items[ToolBody] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
 
 
 class DetokenizeBody(Body):

@@ -22,6 +22,7 @@ from .answers import (
 from .bodies import ChatBody, StreamOptions, ToolBody
 from .fields import names_used
 from .params import priority_of, to_params
+from .prompt_form import form_names, prompt_form
 from .tools import call_json, legacy_choice, legacy_tools, to_choice, to_tools
 
 
@@ -37,6 +38,7 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
         raise InvalidArgument("functions do not go together with tools", field="functions")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs to be true", field="top_logprobs")
+    form = prompt_form(body)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return inference_pb2.ChatRequest(
         model=body.model,
@@ -48,7 +50,10 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
         tools=to_tools(_tools(body)),
         tool_choice=to_choice(legacy_choice(body.function_call) if is_legacy(body) else body.tool_choice),
         parallel_tool_calls=False if is_legacy(body) else body.parallel_tool_calls,
-        reasoning_effort=body.reasoning_effort or "",
+        chat_template_kwargs=form.chat_template_kwargs,
+        reasoning_effort=form.reasoning_effort,
+        continue_final_message=form.continue_final_message,
+        skip_generation_prompt=form.skip_generation_prompt,
     )
 
 
@@ -68,6 +73,7 @@ def field_names(body: ChatBody) -> Mapping[str, str]:
         **constraints.field_names(body),
         **tools.field_names(body.tools),
         **messages.field_names(body.messages),
+        **form_names(body),
     }
     if body.functions:
         for i in range(len(body.functions)):

@@ -70,7 +70,6 @@ _SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_
 # By the field's name: the values that leave an answer as it is. Null always does.
 REFUSED: Table = {
     "adaptive_target": Served((-1,), _NOT_HERE),
-    "add_generation_prompt": Served((True, False), _TEMPLATE),
     "add_special_tokens": Served((True, False), _NOT_HERE),
     "allowed_token_ids": Served(([],), "it is not supported: use structured_outputs, or logit_bias"),
     "best_of": Served((1,), "only the value of n is supported"),

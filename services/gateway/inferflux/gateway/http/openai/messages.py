@@ -28,7 +28,10 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
         raise missing(f"{field}.content")
     content: str | Sequence[ChatPart] = message.content or message.refusal or ""
     parts: list[inference_pb2.ContentPart] = []
-    if not isinstance(content, str) and any(part.type in (_IMAGE, _AUDIO) for part in content):
+    has_parts = not isinstance(content, str) and (
+        len(content) > 1 or any(part.type in (_IMAGE, _AUDIO) for part in content)
+    )
+    if has_parts and not isinstance(content, str):
         parts = _parts(content, f"{field}.content")
         content = ""
     calls = to_calls(message.tool_calls, f"{field}.tool_calls")

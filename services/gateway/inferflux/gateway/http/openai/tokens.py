@@ -10,6 +10,7 @@ from inferflux.v1 import inference_pb2
 from . import messages, tools
 from .answers import Json
 from .bodies import DetokenizeBody, TokenizeBody
+from .prompt_form import form_names, prompt_form
 
 DETOKENIZE_NAMES: Mapping[str, str] = {"token_ids": "tokens"}
 
@@ -17,7 +18,7 @@ DETOKENIZE_NAMES: Mapping[str, str] = {"token_ids": "tokens"}
 def tokenize_names(body: TokenizeBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
     names = {**tools.field_names(body.tools), **messages.field_names(body.messages or ())}
-    return {"text": "prompt", **names}
+    return {"text": "prompt", **form_names(body), **names}
 
 
 def to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
@@ -31,7 +32,15 @@ def to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
         request.text = body.prompt
     else:
         given = [messages.to_message(message, i) for i, message in enumerate(body.messages or [])]
-        conversation = inference_pb2.Conversation(messages=given, tools=tools.to_tools(body.tools))
+        form = prompt_form(body)
+        conversation = inference_pb2.Conversation(
+            messages=given,
+            tools=tools.to_tools(body.tools),
+            chat_template_kwargs=form.chat_template_kwargs,
+            reasoning_effort=form.reasoning_effort,
+            continue_final_message=form.continue_final_message,
+            skip_generation_prompt=form.skip_generation_prompt,
+        )
         request.conversation.CopyFrom(conversation)
     return request
 
