@@ -246,11 +246,15 @@ def up(
             help="YAML: further models that the workers know. Else $INFERFLUX_CONFIG.",
         ),
     ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A chat template in place of the model's own."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
     from .foreground import in_foreground
-    from .stack import DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
+    from .stack import CHAT_TEMPLATE, DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
     from .up import chosen_model, null_workers_of, serve, zones_of
 
     if nats not in (1, 3, 5):
@@ -289,6 +293,7 @@ def up(
         env={
             **({} if config is None else {"INFERFLUX_CONFIG": str(config.expanduser().absolute())}),
             **({} if chosen.mmproj is None else {MMPROJ: str(chosen.mmproj)}),
+            **({} if chat_template is None else {CHAT_TEMPLATE: str(chat_template.expanduser().absolute())}),
         },
         drain_limit_s=drain_limit,
         has_disk_tier=DISK_PATH not in os.environ,

@@ -116,6 +116,10 @@ def load(
             metavar="FILE", help="A projector: encodes images or sounds for it. On the worker's machine."
         ),
     ] = "",
+    chat_template: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Its chat template, in place of its own. On the worker's machine."),
+    ] = "",
     host: Host = "",
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -128,10 +132,12 @@ def load(
     if _is_file(what):
         request.path, request.name = _absolute(what), name
         request.mmproj_path = _absolute(mmproj) if mmproj else ""
+        request.chat_template_path = _absolute(chat_template) if chat_template else ""
         if role is not None:
             request.role = ROLES[role]
-    elif name or alias or pin or role or mmproj:
-        raise CommandError(f"--name, --alias, --pin, --role and --mmproj go with a file, and {what} is none")
+    elif name or alias or pin or role or mmproj or chat_template:
+        options = "--name, --alias, --pin, --role, --mmproj and --chat-template"
+        raise CommandError(f"{options} go with a file, and {what} is none")
     else:
         request.name = what
 

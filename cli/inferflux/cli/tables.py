@@ -93,7 +93,7 @@ def abilities(card: model_pb2.ModelCard) -> list[str]:
         return ["rerank"]
     known = (
         ("chat", card.has_chat_template),
-        ("tools", card.can_call_tools),
+        ("generic tools" if card.has_generic_tools else "tools", card.can_call_tools),
         ("constraints", card.can_constrain),
         ("images", card.takes_images),
         ("audio", card.takes_audio),

@@ -255,12 +255,13 @@ async def test_a_worker_that_is_ready_really_serves(
     ("template", "can_call_tools"),
     [
         (chat_templates.QWEN25, True),
-        (chat_templates.CHATML, False),
+        (chat_templates.CHATML, True),
+        ("{{ messages[-1].role }}", False),
         ("{% if", False),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", False),
         ("{% set x = ['a' * 99999999] * 99 %}{{ x | join }}", False),
     ],
-    ids=["tools", "no tools", "broken", "endless", "huge"],
+    ids=["tools", "no place for them", "no text", "broken", "endless", "huge"],
 )
 async def test_a_file_says_whether_requests_may_have_tools(
     tmp_path: Path, template: str, can_call_tools: bool

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .events import EventKind, StackEvent
-from .options import DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
+from .options import CHAT_TEMPLATE, DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
 from .supervisor import Stack, StartError
 
 __all__ = [
+    "CHAT_TEMPLATE",
     "DISK_PATH",
     "MMPROJ",
     "MODELS_STORE",

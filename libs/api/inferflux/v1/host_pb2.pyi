@@ -304,6 +304,7 @@ class RegisterModelFile(_message.Message):
     ALIASES_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     MMPROJ_PATH_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_PATH_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     name: _builtins.str
     """Empty: the file's own, without `.gguf`."""
@@ -312,6 +313,8 @@ class RegisterModelFile(_message.Message):
     """What it is there for; unspecified: as the file says."""
     mmproj_path: _builtins.str
     """Its projector, on the host's machine; empty: none. It is read and checked as well."""
+    chat_template_path: _builtins.str
+    """Its chat template, on the host's machine; empty: the file's own."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -323,10 +326,11 @@ class RegisterModelFile(_message.Message):
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         role: _model_pb2.ModelRole.ValueType = ...,
         mmproj_path: _builtins.str = ...,
+        chat_template_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "chat_template_path", b"chat_template_path", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,6 +131,7 @@ class ModelCard(_message.Message):
     N_ACTIVE_EXPERTS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     CAN_CALL_TOOLS_FIELD_NUMBER: _builtins.int
+    HAS_GENERIC_TOOLS_FIELD_NUMBER: _builtins.int
     CAN_SPECULATE_FIELD_NUMBER: _builtins.int
     TAKES_IMAGES_FIELD_NUMBER: _builtins.int
     TAKES_AUDIO_FIELD_NUMBER: _builtins.int
@@ -161,6 +162,8 @@ class ModelCard(_message.Message):
     """Memory that keys and values of one token take; 0 where a sequence has a state instead, or that is not known."""
     can_call_tools: _builtins.bool
     """Whether requests may have tools: its chat template shows them, and spells calls in a known way."""
+    has_generic_tools: _builtins.bool
+    """Its chat template has no place for tools: a text of the system tells them, and calls are spelt as Hermes does."""
     can_speculate: _builtins.bool
     """Whether several tokens can be drafted and verified at once; unset before it was loaded."""
     takes_images: _builtins.bool
@@ -197,6 +200,7 @@ class ModelCard(_message.Message):
         n_active_experts: _builtins.int = ...,
         kv_bytes_per_token: _builtins.int = ...,
         can_call_tools: _builtins.bool = ...,
+        has_generic_tools: _builtins.bool = ...,
         can_speculate: _builtins.bool | None = ...,
         takes_images: _builtins.bool = ...,
         takes_audio: _builtins.bool = ...,
@@ -207,7 +211,7 @@ class ModelCard(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "has_generic_tools", b"has_generic_tools", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
     _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015
@@ -432,6 +436,7 @@ class LoadModelRequest(_message.Message):
     ALIASES_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     MMPROJ_PATH_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_PATH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A known model. With `path`: what the file is to be called, its own name if empty."""
     path: _builtins.str
@@ -444,6 +449,8 @@ class LoadModelRequest(_message.Message):
     """With `path`: what it is there for. Unspecified: as the file says."""
     mmproj_path: _builtins.str
     """With `path`: a GGUF file on the host's machine that encodes images or sounds for it, its projector."""
+    chat_template_path: _builtins.str
+    """With `path`: a file on the host's machine whose chat template takes the place of the model's own."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -456,10 +463,11 @@ class LoadModelRequest(_message.Message):
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         role: Global___ModelRole.ValueType = ...,
         mmproj_path: _builtins.str = ...,
+        chat_template_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "host_id", b"host_id", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "chat_template_path", b"chat_template_path", "host_id", b"host_id", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

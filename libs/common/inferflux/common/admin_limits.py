@@ -105,6 +105,10 @@ def check_load(request: model_pb2.LoadModelRequest) -> None:
                 "it goes with a path: a known model stays as it was registered", field="role"
             )
     check_text(request.mmproj_path, MAX_PATH_BYTES, "mmproj_path")
+    check_text(request.chat_template_path, MAX_PATH_BYTES, "chat_template_path")
+    if request.chat_template_path and not (request.path and request.chat_template_path.startswith("/")):
+        message = "chat_template_path: an absolute path, beside that of a model's file"
+        raise InvalidArgument(message, field="chat_template_path")
     if request.mmproj_path:
         if not request.path:
             message = "it goes with a path: a known model stays as it was registered"

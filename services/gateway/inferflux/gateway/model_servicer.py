@@ -57,7 +57,12 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         # A name that a model is given takes the requests of that name.
         for name in (request.name or Path(request.path).name.removesuffix(".gguf"), *request.aliases):
             caller_as(Caller).check_model(name)
-        about = {"model": request.name, "path": request.path, "mmproj_path": request.mmproj_path}
+        about = {
+            "model": request.name,
+            "path": request.path,
+            "mmproj_path": request.mmproj_path,
+            "chat_template_path": request.chat_template_path,
+        }
         with self._audit.change("LoadModel", **about, host_id=request.host_id):
             return model_pb2.LoadModelResponse(model=await self._scheduler.load_model(request))
 

@@ -63,6 +63,7 @@ class ModelAdministration:
                 aliases=request.aliases,
                 role=request.role,
                 mmproj_path=request.mmproj_path,
+                chat_template_path=request.chat_template_path,
             )
             command = self._new_command()
             command.register.CopyFrom(register)

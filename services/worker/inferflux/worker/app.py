@@ -201,10 +201,12 @@ class Worker:
         await self._reports.report()
 
 
-async def _probed(path: Path, variable: str, *, prefix: str = "") -> ModelFile:
+async def _probed(
+    path: Path, variable: str, *, chat_template: Path | None = None, prefix: str = ""
+) -> ModelFile:
     """Raises InvalidArgument where the file that `variable` names cannot be used."""
     try:
-        return await probe_model_file(path)
+        return await probe_model_file(path, chat_template=chat_template)
     except ModelFileError as error:
         raise InvalidArgument(f"{prefix}{error}", field=variable) from None
 
@@ -218,17 +220,19 @@ async def _models_of(settings: WorkerSettings) -> list[_Wished]:
     wished: list[_Wished] = []
     if settings.model_path is not None:
         name = settings.model_name or settings.model_path.name.removesuffix(".gguf")
-        file = await _probed(settings.model_path, _MODEL_PATH)
+        template = settings.chat_template
+        file = await _probed(settings.model_path, _MODEL_PATH, chat_template=template)
         mmproj = None
         if settings.mmproj_path is not None:
             mmproj = read_projection(settings.mmproj_path, field=_MMPROJ_PATH)
-        wished.append((file, Wish(name, is_pinned=True, is_own=True, mmproj=mmproj)))
+        wished.append((file, Wish(name, is_pinned=True, is_own=True, mmproj=mmproj, chat_template=template)))
     if settings.draft_model is not None:
         variable = "INFERFLUX_WORKER_DRAFT_MODEL"
         await _probed(settings.draft_model, variable, prefix=f"{variable} is ")
     if settings.config is not None:
         for path, wish in read_models(settings.config):
-            wished.append((await _probed(path, "INFERFLUX_CONFIG"), wish))
+            file = await _probed(path, "INFERFLUX_CONFIG", chat_template=wish.chat_template)
+            wished.append((file, wish))
     return together(wished)
 
 

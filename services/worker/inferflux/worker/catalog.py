@@ -50,6 +50,7 @@ class Wish:
         context_length, slots, kv_cells, kv_bytes: None: as the host's settings say.
         devices: what is None in it: as the host's settings say.
         mmproj: its projector for images; None: it takes none.
+        chat_template: the file of its template; None: its own file has it.
         role: unspecified: as the file says.
         adapters: that requests for it may choose.
     """
@@ -65,6 +66,7 @@ class Wish:
     is_own: bool = False
     devices: DeviceWish = NO_WISH
     mmproj: Projection | None = None
+    chat_template: Path | None = None
     role: model_pb2.ModelRole.ValueType = model_pb2.MODEL_ROLE_UNSPECIFIED
     adapters: tuple[AdapterWish, ...] = ()
 

@@ -152,10 +152,18 @@ class Host:
             raise InvalidArgument(f"a model has at most {MAX_ALIASES} aliases", field="aliases")
         for alias in wish.aliases:
             check_model_name(alias, field="aliases")
+        chat_template = Path(wanted.chat_template_path)
+        if wanted.chat_template_path and not chat_template.is_absolute():
+            message = "the path of a chat template must be absolute"
+            raise InvalidArgument(message, field="chat_template_path")
         try:
-            file = await probe_model_file(path)
+            file = await probe_model_file(
+                path, chat_template=chat_template if wanted.chat_template_path else None
+            )
         except ModelFileError as error:
-            raise InvalidArgument(str(error), field="path", reason="BAD_MODEL_FILE") from None
+            is_template = str(error).startswith(f"{chat_template}: ")
+            field = "chat_template_path" if wanted.chat_template_path and is_template else "path"
+            raise InvalidArgument(str(error), field=field, reason="BAD_MODEL_FILE") from None
         if wanted.mmproj_path:
             wish = replace(wish, mmproj=await self.probed_projection(mmproj, file, field="mmproj_path"))
         known = await self.know(wish, file)

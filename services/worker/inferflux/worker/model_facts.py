@@ -75,7 +75,8 @@ class ModelFacts:
     parts: what the weights take, by the part of the model.
     pooling: how texts are pooled to vectors, by llama.cpp's number; -1 where the file does not say.
     has_memory: whether it keeps keys and values: an encoder does not, and generates nothing.
-    can_call_tools: whether its chat template knows tools; found by the probe.
+    can_call_tools: whether requests may have tools; found by the probe.
+        has_generic_tools: whether a text of the system tells them, since its chat template has no place.
     """
 
     parameters: int = 0
@@ -94,6 +95,7 @@ class ModelFacts:
     pooling: int = -1
     has_memory: bool = True
     can_call_tools: bool = False
+    has_generic_tools: bool = False
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> ModelFacts:

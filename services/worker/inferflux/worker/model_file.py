@@ -60,14 +60,20 @@ class ModelFile:
     facts: ModelFacts = field(default_factory=ModelFacts)
 
 
-async def probe_model_file(path: Path, *, limit_s: float = PROBE_LIMIT_S) -> ModelFile:
+async def probe_model_file(
+    path: Path, *, chat_template: Path | None = None, limit_s: float = PROBE_LIMIT_S
+) -> ModelFile:
     """Have a child process of bounded time and memory read the file and try its vocabulary.
+
+    Args:
+        chat_template: a file whose template takes the place of the model's own.
 
     Raises:
         ModelFileError: the file was refused, or the child ended over it.
     """
     try:
-        probed = await run_probe("model_probe", str(path), limit_s=limit_s)
+        given = [] if chat_template is None else [str(chat_template)]
+        probed = await run_probe("model_probe", str(path), *given, limit_s=limit_s)
     except TimeoutError:
         raise ModelFileError(f"{path}: reading its header and vocabulary took over {limit_s:g} s") from None
     if probed.code != 0:

@@ -160,6 +160,7 @@ class ModelHost:
             n_active_experts=file.facts.n_active_experts,
             role=options.engine.role,
             can_call_tools=file.facts.can_call_tools,
+            has_generic_tools=file.facts.has_generic_tools,
         )
         self.adapters = ModelAdapters(self.card, options.engine, metrics)
         for adapter in options.adapters:

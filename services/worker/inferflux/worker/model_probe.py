@@ -1,6 +1,6 @@
 """The probe: a short-lived child of the worker that is the first to read a model file.
 
-    python -m inferflux.worker.model_probe PATH
+    python -m inferflux.worker.model_probe PATH [CHAT_TEMPLATE]
 
 It reads the head of the file, checks its fields, and loads and uses its vocabulary. A file that breaks
 something breaks this process, which has bounds of time and memory. It prints one line of JSON, then the
@@ -16,10 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from inferflux.common.chat_templates.probe import calls_tools
+from inferflux.common.chat_templates.probe import ToolSupport, support_of
 from inferflux.common.free_memory import at_most
 from inferflux.common.memory_file import path_of
 
+from .chat_template_file import with_template
 from .model_file import ModelFile, ModelFileError, read_model_file
 from .probes import TOO_MUCH, bound_probe
 
@@ -35,7 +36,9 @@ def main() -> int:
     bound_probe(cpu_s=CPU_S)
     try:
         model = read_model_file(Path(sys.argv[1]))
-        can_call_tools = _try_tokenizer(model)
+        if len(sys.argv) > 2:
+            model = with_template(model, Path(sys.argv[2]))
+        support = _try_tokenizer(model)
     except ModelFileError as error:
         _write(json.dumps({"error": str(error)}), b"")
     except MemoryError:
@@ -47,7 +50,13 @@ def main() -> int:
             "architecture": model.architecture,
             "name": model.name,
             "context_length": model.context_length,
-            "facts": asdict(replace(model.facts, can_call_tools=can_call_tools)),
+            "facts": asdict(
+                replace(
+                    model.facts,
+                    can_call_tools=support is not None and support.is_usable,
+                    has_generic_tools=support is not None and support.is_usable and not support.shows_tools,
+                )
+            ),
         }
         _write(json.dumps(facts), model.tokenizer)
     return 0
@@ -57,8 +66,8 @@ class _TooLongError(BaseException):
     """Raised in the midst of a template: none catches it."""
 
 
-def _try_tokenizer(model: ModelFile) -> bool:
-    """Load the tokenizer as gateways do, and use it. Returns whether requests may have tools."""
+def _try_tokenizer(model: ModelFile) -> ToolSupport | None:
+    """Load the tokenizer as gateways do, and use it. Returns what its chat template does with tools."""
     # What is no GGUF is refused without llama.cpp.
     from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
 
@@ -67,25 +76,25 @@ def _try_tokenizer(model: ModelFile) -> bool:
             with at_most(memory_to_load(len(model.tokenizer))):
                 vocab = Vocab.load(path)
                 vocab.try_out()
-                can_call_tools = _calls_tools(vocab)
+                support = _support_of(vocab)
                 vocab.close()
         except VocabError as error:
             why = str(error).removeprefix(f"{path.name}: ")
             raise ModelFileError(f"{model.path}: the vocabulary cannot be used: {why}") from None
-    return can_call_tools
+    return support
 
 
-def _calls_tools(vocab: Vocab) -> bool:
-    """Whether its chat template knows tools. One that does not end within its time does not."""
+def _support_of(vocab: Vocab) -> ToolSupport | None:
+    """What its chat template does with tools. One that does not end within its time does nothing."""
     source = vocab.tool_template or vocab.chat_template
     if source is None:
-        return False
+        return None
     signal.signal(signal.SIGVTALRM, _raise_too_long)
     signal.setitimer(signal.ITIMER_VIRTUAL, TEMPLATE_S)
     try:
-        return calls_tools(source, vocab.template_tokens)
+        return support_of(source, vocab.template_tokens)
     except (_TooLongError, MemoryError):
-        return False
+        return None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 

@@ -66,6 +66,7 @@ def first_card(settings: WorkerSettings, wish: Wish, file: ModelFile, needs: Nee
         # Whether llguidance takes the vocabulary is known once it was loaded; it takes nearly all.
         can_constrain=not embeds(role),
         can_call_tools=facts.can_call_tools and not embeds(role),
+        has_generic_tools=facts.has_generic_tools and not embeds(role),
         quantization=facts.quantization,
         is_moe=facts.is_moe,
         n_experts=facts.n_experts,

@@ -9,6 +9,7 @@ models:
     context: 8192
     slots: 8
     mmproj: vision.gguf    # what encodes images for it
+    chat_template: c.jinja # in place of the file's own
     role: generation       # or embedding, or rerank; by default as the file says
     adapters:              # LoRA files that requests choose: chat:formal
       - {name: formal, path: formal.gguf, scale: 1.0}
@@ -120,6 +121,7 @@ class _Entry(BaseModel):
     rpc_servers: Annotated[list[str], AfterValidator(_usable(servers_of))] | None = None
     gpu_flash_attention: Switch | None = None
     mmproj: _Path | None = None
+    chat_template: _Path | None = None
     role: RoleName | None = None
     adapters: list[_Adapter] = Field(default=[], max_length=adapters.MAX_ADAPTERS)
 
@@ -187,6 +189,7 @@ def _wish(entry: _Entry, path: Path, *, place: str) -> Wish:
             gpu_flash_attention=entry.gpu_flash_attention,
         ),
         mmproj=mmproj,
+        chat_template=None if entry.chat_template is None else folder / entry.chat_template,
         role=ROLES[entry.role] if entry.role else model_pb2.MODEL_ROLE_UNSPECIFIED,
         adapters=tuple(
             AdapterWish(adapter.name, (folder / adapter.path).resolve(), adapter.scale)

@@ -263,6 +263,11 @@ class WorkerSettings(HttpClientSettings):
         None,
         "the GGUF file that encodes [images](images.md) for `MODEL_PATH`; unset or empty: it takes none",
     )
+    chat_template: OptionalPath = setting(
+        None,
+        "a file whose [chat template](chat-templates.md) takes the place of `MODEL_PATH`'s own; unset or "
+        "empty: its own",
+    )
     image_bytes: ByteCount = setting(
         256 << 20,
         "memory for encoded [images](images.md) that may be asked for again, of each model; the least used "

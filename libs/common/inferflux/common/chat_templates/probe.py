@@ -103,18 +103,17 @@ def _completed(syntax: generation_pb2.AnswerSyntax, source: str) -> generation_p
     return made
 
 
-def calls_tools(source: str, tokens: dict[str, str]) -> bool:
-    """Whether requests may have tools with a template.
+def support_of(source: str, tokens: dict[str, str]) -> ToolSupport | None:
+    """What a template does with tools; None where it is none.
 
     Args:
         source: of the template for tools, where a model has one of its own.
         tokens: as `ChatTemplate` takes them.
     """
     try:
-        support = tool_support(ChatTemplate(source, tokens=tokens, max_rendered_bytes=_MOST_PROBED_BYTES))
+        return tool_support(ChatTemplate(source, tokens=tokens, max_rendered_bytes=_MOST_PROBED_BYTES).trial)
     except TemplateError:
-        return False
-    return support.is_usable
+        return None
 
 
 def reasoning_of(

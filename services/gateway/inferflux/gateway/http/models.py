@@ -94,6 +94,7 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "n_active_experts": card.n_active_experts,
         "has_chat_template": card.has_chat_template,
         "can_call_tools": card.can_call_tools,
+        "has_generic_tools": card.has_generic_tools,
         "can_constrain": card.can_constrain,
         "can_speculate": card.can_speculate if card.HasField("can_speculate") else None,
         "takes_images": card.takes_images,

@@ -135,6 +135,7 @@ _MODEL = _object(
     quantization=_TEXT,
     has_chat_template=_BOOLEAN,
     can_call_tools=_BOOLEAN,
+    has_generic_tools=_BOOLEAN,
     can_constrain=_BOOLEAN,
     can_speculate=_or_null(_BOOLEAN),
     takes_images=_BOOLEAN,

@@ -30,7 +30,7 @@ def prompt_form(body: ChatBody | TokenizeBody) -> tokenizer_pb2.RenderChat:
     if continues is None:
         continues = not body.add_generation_prompt and _ends_begun(body)
     return tokenizer_pb2.RenderChat(
-        chat_template_kwargs=to_json(switches) if switches else "",
+        chat_template_kwargs=to_json(switches).decode() if switches else "",
         reasoning_effort=body.reasoning_effort or "",
         continue_final_message=bool(continues),
         skip_generation_prompt=body.add_generation_prompt is False and not continues,
