@@ -17,15 +17,17 @@ def byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def write_tokenizer(path: Path, *, template: str | None, controls: Sequence[str] = ()) -> bytes:
-    """A GGUF without tensors: one token per byte, BOS, EOS, other control tokens, and a chat template."""
-    tokens = [*byte_characters(), "he", "<s>", "</s>", *controls]
+def write_tokenizer(
+    path: Path, *, template: str | None, controls: Sequence[str] = (), user_defined: Sequence[str] = ()
+) -> bytes:
+    """A GGUF without tensors: one token per byte, BOS, EOS, control and user-defined tokens, a template."""
+    tokens = [*byte_characters(), "he", "<s>", "</s>", *controls, *user_defined]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(512)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * 257 + [3] * (2 + len(controls)))
+    writer.add_token_types([1] * 257 + [3] * (2 + len(controls)) + [4] * len(user_defined))
     writer.add_token_merges(["h e"])
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(258)

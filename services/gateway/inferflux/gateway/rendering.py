@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from inferflux.common.chat_templates.capabilities import Capabilities
+from inferflux.common.chat_templates.capabilities import END_THINK, THINK, Capabilities
 from inferflux.common.chat_templates.conversation import Message, as_read
 from inferflux.common.chat_templates.generic_tools import with_generic_tools
 from inferflux.common.chat_templates.probe import ToolSupport, prefix_of, reasoning_of, tool_support
@@ -158,7 +158,9 @@ class TemplateRenderer:
 
     @cached_property
     def _controls(self) -> ControlTexts:
-        structure = self.reads.structure if self._other_spellings else ""
+        structure = ""
+        if self._other_spellings:
+            structure = "\n".join([self.reads.structure, THINK, END_THINK, *_texts_of(self.support.syntax)])
         others = {each for each in self._other_spellings if _is_marker(each) and each in structure}
         return ControlTexts(self._control_spellings | others, mark=secrets.token_hex(8))
 
@@ -243,6 +245,16 @@ class TemplateRenderer:
             if not tools:
                 raise
             return render(described(tools))
+
+
+def _texts_of(syntax: generation_pb2.AnswerSyntax) -> list[str]:
+    """What the model writes around thoughts, content and calls."""
+    calls, channels = syntax.calls, syntax.channels
+    return [
+        *(syntax.thought.begin, syntax.thought.end, syntax.content_begin, syntax.content_end),
+        *(calls.begin, calls.separator, calls.call, calls.parameter, calls.end),
+        *(*channels.begins, channels.header_end, *channels.ends),
+    ]
 
 
 def _is_marker(spelling: str) -> bool:

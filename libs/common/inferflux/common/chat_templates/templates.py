@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self, TypeAlias
@@ -22,9 +23,7 @@ __all__ = ["ChatTemplate", "Json", "TemplateError", "TemplateRefusedError"]
 Json: TypeAlias = dict[str, Any]
 
 MAX_TEMPLATE_BYTES = 256 << 10
-# Passes of loops and calls in one rendering. A conversation of 10,000 messages takes some 100,000.
-MAX_STEPS = 20_000_000
-# The same, and bytes, where a template is tried out.
+# Passes of loops and calls in one rendering, and bytes, where a template is tried out.
 _TRIAL_STEPS, _TRIAL_BYTES = 100_000, 1 << 20
 
 # Methods by which a template looks for a text in a message.
@@ -61,7 +60,7 @@ class ChatTemplate:
         self.source = source
         self.tokens = tokens
         self._max_rendered_bytes = max_rendered_bytes
-        self._max_steps = MAX_STEPS
+        self._max_steps = sys.maxsize
 
     def compared_with(self, variable: str) -> frozenset[str]:
         """Texts with which the template compares a variable."""
