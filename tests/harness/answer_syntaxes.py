@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from inferflux.common.answers.families import HARMONY
 from inferflux.v1 import generation_pb2
 
 J, T, P, G, N = (
@@ -124,16 +125,7 @@ FAMILIES: Final = {
             "parameter_separator": ",",
         },
     ),
-    "oss": family(
-        ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-        calls={
-            "call": "<|channel|>commentary to=functions.$name <|constrain|>json<|message|>$arguments<|call|>",
-            "style": J,
-            "is_single": True,
-        },
-        content_begin="<|channel|>final<|message|>",
-        channels=generation_pb2.ChannelSyntax(header_end="<|message|>", recipient="functions."),
-    ),
+    "oss": HARMONY,
     "r7b": family(
         ("<|START_THINKING|>", "<|END_THINKING|>"),
         calls={

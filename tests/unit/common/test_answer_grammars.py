@@ -173,3 +173,18 @@ def test_a_name_that_a_call_cannot_spell_is_refused(name: str, is_told: bool) ->
     calls.syntax.CopyFrom(FAMILIES["hermes"])
     call = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False)
     assert allows(compiled(tool_calls=calls), f"<tool_call>\n{call}\n</tool_call>")
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_what_is_around_content_is_not_checked(name: str) -> None:
+    syntax = FAMILIES[name]
+    is_message = syntax.HasField("channels")
+    form, lead = (OPTIONAL, syntax.thought.begin) if is_message else (OPEN, "")
+    begin = syntax.content_begin if is_message else ""
+    alone = compiled(syntax=syntax, reasoning=form, json_schema=SCHEMA)
+    beside_tools = compiled(tool_calls=calls_of(name, reasoning=form, content=Constraint(json_schema=SCHEMA)))
+    for made in (alone, beside_tools):
+        assert made.why_wrong(f'{lead}{{"a": "1"}}{syntax.thought.end}{begin}{{"a": 1}}') == ""
+        assert made.why_wrong(f'{lead}{{"a": 1}}{syntax.thought.end}{begin}{{"a": "1"}}')
+    for answer in only_calls(name):
+        assert beside_tools.why_wrong(f"{lead}hm{syntax.thought.end}{answer}") == ""

@@ -10,10 +10,8 @@ from typing import TypeAlias
 import pytest
 from harness.tokenizers import write_tokenizer
 
-from inferflux.common.answers.syntax import SYNTAXES
-from inferflux.common.constraints.compiling import Compiled, Compiler
+from inferflux.common.constraints.compiling import Compiled, Compiler, grammar_of
 from inferflux.common.constraints.limits import MAX_FUNCTIONS, MAX_FUNCTIONS_BYTES
-from inferflux.common.constraints.tool_calls import lark_of
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
 from inferflux.common.llama.vocab import Vocab
@@ -74,9 +72,11 @@ def allows(constraint: Compiled, answer: str) -> bool:
 
 
 def spelled(form: int, *made: tuple[str, str]) -> str:
-    syntax = SYNTAXES[form]
-    objects = [f'{{"name": "{name}", "{syntax.key}": {arguments}}}' for name, arguments in made]
-    return syntax.opening + syntax.lead + syntax.between.join(objects) + syntax.tail + syntax.closing
+    key = "parameters" if form == LLAMA3 else "arguments"
+    objects = [f'{{"name": "{name}", "{key}": {arguments}}}' for name, arguments in made]
+    if form == HERMES:
+        return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
+    return f"[TOOL_CALLS][{', '.join(objects)}]" if form == MISTRAL else objects[0]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -126,8 +126,9 @@ def test_reasoning_comes_before_calls(form: Format, is_required: bool) -> None:
 
 
 def test_a_marker_that_is_a_control_token_is_named_by_its_id() -> None:
-    grammar = lark_of(calls(MISTRAL), {}, {"[TOOL_CALLS]": 5}.get)
-    assert "TEXT? <[5]>" in grammar
+    constraint = generation_pb2.StructuredConstraint(tool_calls=calls(MISTRAL))
+    grammar = grammar_of(constraint, {"[TOOL_CALLS]": 5}.get)
+    assert "? <[5]>" in grammar
     assert "TOOL_CALLS" not in grammar
 
 
@@ -177,7 +178,7 @@ def test_a_complete_call_is_checked_against_its_schema() -> None:
         ({"format": 99}, "format"),
         ({"reasoning": 99}, "reasoning"),
         ({"functions": []}, "functions"),
-        ({"functions": [{"name": "a b"}]}, "functions[0].name"),
+        ({"functions": [{"name": "a\tb"}]}, "functions[0].name"),
         ({"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name"),
         ({"functions": [{"name": f"f{i}"} for i in range(MAX_FUNCTIONS + 1)]}, "functions"),
         ({"functions": [{"name": "f", "parameters": " " * (MAX_FUNCTIONS_BYTES + 1)}]}, "functions"),

@@ -26,7 +26,7 @@ def answer_format(
     use: ToolUse, chat: tokenizer_pb2.RenderedChat, *, is_constrained: bool = True, has_other: bool = False
 ) -> generation_pb2.AnswerFormat | None:
     return format_of(
-        use, chat, is_constrained=is_constrained, has_other_constraint=has_other, call_id_prefix="call_7"
+        use, chat, is_constrained=is_constrained, is_all_content=has_other, call_id_prefix="call_7"
     )
 
 

@@ -633,8 +633,9 @@ def asking(*tools: inference_pb2.Tool, **fields: object) -> inference_pb2.ChatRe
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (asking(inference_pb2.Tool(name="a b")), "tools[0].name"),
+        (asking(inference_pb2.Tool(name="a\nb")), "tools[0].name"),
         (asking(inference_pb2.Tool(name="")), "tools[0].name"),
+        (asking(inference_pb2.Tool(name="x" * 129)), "tools[0].name"),
         (asking(ADD, ADD), "tools[1].name"),
         (asking(*(inference_pb2.Tool(name=f"f{i}") for i in range(129))), "tools"),
         (asking(inference_pb2.Tool(name="f", description="x" * 65537)), "tools"),
@@ -648,7 +649,6 @@ def asking(*tools: inference_pb2.Tool, **fields: object) -> inference_pb2.ChatRe
             "tool_choice",
         ),
         (asking(ADD, tool_choice=UNKNOWN_MODE), "tool_choice"),
-        (asking(ADD, params=constrained(json_object=True)), "params.constraint"),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused_by_name(
@@ -672,11 +672,19 @@ def test_a_tool_choice_says_what_may_be_called() -> None:
     assert auto.functions[1].parameters == '{"type":"object","properties":{},"additionalProperties":false}'
 
 
+def test_with_tools_and_a_format_an_answer_is_calls_or_of_that_format() -> None:
+    content = generation_pb2.StructuredConstraint(json_object=True)
+    chat = tokenizer_pb2.RenderedChat()
+    assert tool_use_of(asking(ADD)).constraint(chat, content).content.json_object
+    assert not tool_use_of(asking(ADD)).constraint(chat).HasField("content")
+    assert not tool_use_of(asking(ADD, tool_choice=REQUIRED)).constraint(chat, content).HasField("content")
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
         (Message(role="user", tool_calls=[inference_pb2.ToolCall(name="f")]), "m.tool_calls"),
-        (Message(role="assistant", tool_calls=[inference_pb2.ToolCall(name="a b")]), "m.tool_calls[0].name"),
+        (Message(role="assistant", tool_calls=[inference_pb2.ToolCall(name="a\nb")]), "m.tool_calls[0].name"),
     ],
 )
 def test_a_call_of_the_conversation_that_is_none_is_refused(message: Message, field: str) -> None:

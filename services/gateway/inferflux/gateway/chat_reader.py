@@ -107,16 +107,16 @@ def format_of(
     chat: tokenizer_pb2.RenderedChat,
     *,
     is_constrained: bool,
-    has_other_constraint: bool,
+    is_all_content: bool,
     call_id_prefix: str,
 ) -> generation_pb2.AnswerFormat | None:
     """How the answer to a rendered prompt is read; None where all of its text is content.
 
     Args:
         is_constrained: whether calls are held to their syntax.
-        has_other_constraint: whether the answer is something else altogether: then it does not reason.
+        is_all_content: whether a constraint holds all of the answer: then it does not reason.
     """
-    if has_other_constraint:
+    if is_all_content:
         return None
     form = generation_pb2.AnswerFormat(reasoning=chat.reasoning, prefix=chat.prefix)
     if chat.HasField("syntax"):

@@ -9,7 +9,7 @@ from typing import Protocol
 from inferflux.common.constraints.limits import check_constraint, field_of
 from inferflux.common.constraints.schema import normalised
 from inferflux.common.errors import InvalidArgument
-from inferflux.v1 import generation_pb2, model_pb2
+from inferflux.v1 import generation_pb2, model_pb2, tokenizer_pb2
 
 from .off_loop import LARGE_SCHEMA, off_loop_if_large
 
@@ -59,6 +59,9 @@ class Constraints:
         if params.constraint.HasField("tool_calls"):
             message = "tool_calls is not set by clients: give a chat tools"
             raise InvalidArgument(message, field=field_of(params.constraint))
+        if params.constraint.HasField("syntax") or params.constraint.reasoning or params.constraint.prefix:
+            message = "syntax, reasoning and prefix are not set by clients"
+            raise InvalidArgument(message, field="params.constraint.syntax")
         if not card.can_constrain:
             message = f"no worker of {card.name} can constrain answers"
             raise InvalidArgument(message, field=field_of(params.constraint), reason="CONSTRAINT_UNSUPPORTED")
@@ -77,6 +80,28 @@ class Constraints:
             message = f"{_named(usable.constraint)} cannot be used: {error.message}"
             raise InvalidArgument(message, field=error.field, reason=error.reason) from None
         return usable
+
+    async def within(
+        self,
+        params: generation_pb2.GenerationParams,
+        chat: tokenizer_pb2.RenderedChat,
+        card: model_pb2.ModelCard,
+    ) -> generation_pb2.GenerationParams:
+        """`params`, whose constraint was checked, with what an answer may have around its content: a thought.
+
+        Raises:
+            InvalidArgument, ResourceExhausted, Unavailable, Internal: it could not be tried.
+        """
+        is_plain = not (chat.reasoning or chat.prefix or chat.syntax.content_begin)
+        if not params.HasField("constraint") or is_plain:
+            return params
+        made = generation_pb2.GenerationParams()
+        made.CopyFrom(params)
+        made.constraint.syntax.CopyFrom(chat.syntax)
+        made.constraint.syntax.ClearField("calls")
+        made.constraint.reasoning, made.constraint.prefix = chat.reasoning, chat.prefix
+        await self._try(made.constraint, card.digest, field_of(made.constraint))
+        return made
 
     async def with_tool_calls(
         self,
@@ -99,6 +124,7 @@ class Constraints:
             raise InvalidArgument(message, field="tool_choice", reason="CONSTRAINT_UNSUPPORTED")
         constrained = generation_pb2.GenerationParams()
         constrained.CopyFrom(params)
+        constrained.ClearField("constraint")
         constrained.constraint.tool_calls.CopyFrom(calls)
         check_constraint(constrained)
         try:

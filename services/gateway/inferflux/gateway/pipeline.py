@@ -154,12 +154,18 @@ class Pipeline:
             chat = await self._rendered(request, card, use.tools)
             has_constraint = params.HasField("constraint")
             if use.functions:
-                params = await self._constraints.with_tool_calls(params, use.constraint(chat), card)
+                content = params.constraint if has_constraint else None
+                calls = use.constraint(chat, content)
+                params = await self._constraints.with_tool_calls(params, calls, card)
+            else:
+                params = await self._constraints.within(params, chat, card)
             form = format_of(
                 use,
                 chat,
                 is_constrained=params.constraint.HasField("tool_calls"),
-                has_other_constraint=has_constraint,
+                is_all_content=not use.functions
+                and has_constraint
+                and not params.constraint.HasField("syntax"),
                 call_id_prefix=new_call_id_prefix(),
             )
             prompt = Prompt(chat.tokens.ids, "messages", chat.images)

@@ -45,9 +45,16 @@ class ToolUse:
     def names(self) -> frozenset[str]:
         return frozenset(function.name for function in self.functions)
 
-    def constraint(self, chat: tokenizer_pb2.RenderedChat) -> generation_pb2.ToolCallsConstraint:
-        """What holds the answer to a rendered prompt to these tools."""
+    def constraint(
+        self, chat: tokenizer_pb2.RenderedChat, content: generation_pb2.StructuredConstraint | None = None
+    ) -> generation_pb2.ToolCallsConstraint:
+        """What holds the answer to a rendered prompt to these tools.
+
+        Args:
+            content: what an answer without calls has to look like; None: any text.
+        """
         return generation_pb2.ToolCallsConstraint(
+            content=None if self.is_required else content,
             format=chat.tool_calls,
             functions=self.functions,
             is_required=self.is_required,
@@ -98,9 +105,6 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
             is_required = mode == inference_pb2.TOOL_CHOICE_MODE_REQUIRED
             if is_required and not functions:
                 raise InvalidArgument("tool_choice: there are no tools", field="tool_choice")
-    if functions and request.params.HasField("constraint"):
-        message = "constraint does not go together with tools, unless tool_choice is none"
-        raise InvalidArgument(message, field="params.constraint")
     may_be_several = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
     return ToolUse(request.tools if functions else (), functions, is_required, not may_be_several)
 

@@ -17,8 +17,10 @@ import jsonschema_rs
 
 from inferflux.common.answers.families import syntax_in
 from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName
+from inferflux.common.answers.pieces import CallArguments, CallName, Content
 from inferflux.v1 import generation_pb2
+
+from .answers.schemas import parameter_types
 
 # Python reads no longer integers; those of models do not end by themselves.
 _MOST_DIGITS = 4000
@@ -42,6 +44,8 @@ def check_of(constraint: generation_pb2.StructuredConstraint) -> Check:
     Raises:
         ConstraintError: a schema that cannot be checked.
     """
+    if constraint.HasField("syntax"):
+        return _content_check(constraint)
     match constraint.WhichOneof("constraint"):
         case "json_object":
             return _schema_check({"type": "object"})
@@ -80,13 +84,41 @@ def _schema_check(schema: Any) -> Check:
     return check
 
 
+def _content_check(constraint: generation_pb2.StructuredConstraint) -> Check:
+    """What is around the content, such as a thought, is not looked at."""
+    alone = generation_pb2.StructuredConstraint()
+    alone.CopyFrom(constraint)
+    alone.ClearField("syntax")
+    check = check_of(alone)
+
+    def check_content(answer: str) -> str:
+        parser = AnswerParser(
+            syntax=constraint.syntax, reasoning=constraint.reasoning, prefix=constraint.prefix
+        )
+        pieces = parser.push(answer) + parser.finish()
+        return check("".join(piece.text for piece in pieces if isinstance(piece, Content)))
+
+    return check_content
+
+
 def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
     """Every complete call is of a function's schema, and there is one where one is required."""
     checks = {function.name: _schema_check(json.loads(function.parameters)) for function in calls.functions}
 
+    types = {each.name: parameter_types(json.loads(each.parameters)) for each in calls.functions}
+    syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)
+    content_check = None
+    if calls.HasField("content"):
+        content = generation_pb2.StructuredConstraint(
+            syntax=syntax, reasoning=calls.reasoning, prefix=calls.prefix
+        )
+        content.MergeFrom(calls.content)
+        content_check = check_of(content)
+
     def check(answer: str) -> str:
-        syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)
-        made = _calls_in(answer, syntax, names=checks.keys(), reasoning=calls.reasoning, prefix=calls.prefix)
+        made = _calls_in(answer, syntax, names=types, reasoning=calls.reasoning, prefix=calls.prefix)
+        if content_check is not None and not made:
+            return content_check(answer)
         if calls.is_required and not made:
             return "it has no call"
         wrong = ((name, checks[name](arguments)) for name, arguments in made)

@@ -14,13 +14,13 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from inferflux.common.answers.families import syntax_in
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
 from .answers.answer import lark_of as answer_lark
-from .answers.lark import SpellingError
+from .answers.lark import ControlToken, SpellingError
 from .checking import ConstraintError, check_of, is_checked, readable
-from .tool_calls import ControlToken, lark_of
 from .vocabulary import NoEndError, tokenizer_of
 
 # Whitespace is a blank, or a new line and its indentation: a model cannot go on with it for ever.
@@ -120,13 +120,14 @@ def grammar_of(
     Raises:
         ConstraintError: it does not parse.
     """
-    if constraint.HasField("tool_calls") and constraint.tool_calls.HasField("syntax"):
+    if constraint.HasField("tool_calls"):
         calls = constraint.tool_calls
+        syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)
         content = calls.content if calls.HasField("content") else None
-        return _answer(calls.syntax, calls.reasoning, calls, content, control, ends)
+        return _answer(syntax, calls.reasoning, calls, content, control, ends)
     if constraint.HasField("syntax"):
         return _answer(constraint.syntax, constraint.reasoning, None, constraint, control, ends)
-    return _plain(constraint, control)
+    return _plain(constraint)
 
 
 def _answer(
@@ -152,7 +153,7 @@ def _answer(
         raise ConstraintError(str(error)) from None
     if content is None:
         return LLMatcher.grammar_from_lark(lark)
-    plain = _plain(content, control)
+    plain = _plain(content)
     held = json.loads(plain)["grammars"][0] if plain.startswith('{"grammars"') else {"lark_grammar": plain}
     grammars: list[Any] = [{"lark_grammar": lark}, {**held, "name": "content"}]
     return json.dumps({"grammars": grammars})
@@ -164,7 +165,7 @@ def _prefix_of(constraint: generation_pb2.StructuredConstraint) -> str:
     return "" if of.syntax.HasField("channels") else of.prefix
 
 
-def _plain(constraint: generation_pb2.StructuredConstraint, control: ControlToken) -> str:
+def _plain(constraint: generation_pb2.StructuredConstraint) -> str:
     """A constraint of a whole answer."""
     try:
         match constraint.WhichOneof("constraint"):
@@ -180,9 +181,6 @@ def _plain(constraint: generation_pb2.StructuredConstraint, control: ControlToke
                 return LLMatcher.grammar_from_regex(constraint.regex)
             case "choice":
                 return LLMatcher.grammar_from_lark(_lark_of_choices(list(constraint.choice.texts)))
-            case "tool_calls":
-                lark = lark_of(constraint.tool_calls, _JSON_OPTIONS, control)
-                return LLMatcher.grammar_from_lark(lark)
             case _:
                 raise ConstraintError("it is empty")
     except ValueError as error:

@@ -5,7 +5,7 @@
 | any text, all choices together | 1 to 16,384 bytes |
 | params.constraint.choice.texts | 1 to 1,000, each 1 byte or more |
 | params.constraint.tool_calls.functions | 1 to 128; schemas of 65,536 bytes together |
-| a function's name | 1 to 64 of A-Z a-z 0-9 _ - |
+| a function's name | 1 to 128 characters, none of them a control character |
 
 A constraint decides where the answer ends. So it excludes `stop`, `stop_token_ids` and `ignore_eos`. Tool
 calls that are not required leave the model its own text, which may end at `stop` and `stop_token_ids`.
@@ -25,7 +25,8 @@ MAX_CHOICES = 1000
 MAX_FUNCTIONS = 128
 MAX_FUNCTIONS_BYTES = 64 << 10
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# Which of them a model's calls can spell, its syntax says.
+_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
 _CALL_FORMATS = frozenset(generation_pb2.ToolCallFormat.values()) - {0}
 
 
@@ -88,15 +89,17 @@ def check_function_names(names: Iterable[str], field: str) -> None:
 def check_function_name(name: str, field: str) -> None:
     """Raises InvalidArgument unless a call can spell the name."""
     if not _NAME.fullmatch(name):
-        message = f"{field}: a name is 1 to 64 of A-Z a-z 0-9 _ -, not {name[:64]!r}"
+        message = f"{field}: a name is 1 to 128 characters, no control characters, not {name[:128]!r}"
         raise InvalidArgument(message, field=field)
 
 
 def _check_tool_calls(calls: generation_pb2.ToolCallsConstraint, field: str) -> None:
-    if calls.format not in _CALL_FORMATS:
+    if not calls.HasField("syntax") and calls.format not in _CALL_FORMATS:
         raise InvalidArgument("an unknown format of tool calls", field=f"{field}.format")
     if calls.reasoning not in generation_pb2.ReasoningFormat.values():
         raise InvalidArgument("an unknown format of reasoning", field=f"{field}.reasoning")
+    if calls.HasField("content"):
+        _check_content(calls.content)
     if not calls.functions:
         raise InvalidArgument("there is no function to call", field=f"{field}.functions")
     check_function_names((function.name for function in calls.functions), f"{field}.functions")
@@ -120,6 +123,12 @@ def _check_choices(choices: Sequence[str], field: str) -> None:
         if not text:
             raise InvalidArgument("a choice is empty", field=f"{field}[{i}]")
     _check_size(sum(len(text.encode()) for text in choices), field)
+
+
+def _check_content(constraint: generation_pb2.StructuredConstraint) -> None:
+    if constraint.HasField("tool_calls"):
+        raise InvalidArgument("calls are no content", field=f"{FIELD}.tool_calls.content")
+    check_constraint(generation_pb2.GenerationParams(constraint=constraint))
 
 
 def _check_combination(params: generation_pb2.GenerationParams) -> None:

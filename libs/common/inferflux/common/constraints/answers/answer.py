@@ -66,6 +66,7 @@ class _Answer:
         self._content = content
         self._options = json_options
         self._lark = lark
+        self._arguments = arguments_of(syntax.calls, lark, json_options)
 
     def text(self) -> str:
         self._lark.rule("start", " ".join(filter(None, [self._thoughts(), self._noise(), "answer"])))
@@ -249,13 +250,15 @@ class _Answer:
         # Models leave out the marker before the form of the arguments.
         forms = [self._lark.loose(one) for one in dict.fromkeys([form, _MARKS.sub(_unmarked, form)])]
         shape = f"({' | '.join(forms)})? {self._lark.loose(end)}"
-        inline, messages = arguments_of(self._syntax.calls, self._lark, self._options), []
+        messages = []
         for function in calls.functions:
             to = quoted(f"to={self._syntax.channels.recipient}{self._name(function.name)}")
             begin = f"({self._lark.loose(channel)} | {self._lark.loose(thought)})"
             heads = f"({begin} {to} | {to} {begin})"
             last = self._lark.last(after)
-            messages.append(f"{heads} {shape} {inline.of(json.loads(function.parameters))} {last}".strip())
+            messages.append(
+                f"{heads} {shape} {self._arguments.of(json.loads(function.parameters))} {last}".strip()
+            )
         return f"({' | '.join(messages)})"
 
     def _as_object(self, function: generation_pb2.FunctionSchema) -> Mapping[str, Any]:
@@ -317,13 +320,12 @@ class _Answer:
         """
         form = self._syntax.calls
         name = self._name(function.name)
-        arguments = arguments_of(form, self._lark, self._options)
         is_last = self._calls is not None and (self._calls.is_single or form.is_single) and not form.end
         terms = []
         for i, part in enumerate(parts):
             which, rest = ("$name", part[5:]) if part.startswith("$name") else ("$arguments", part[10:])
             if which == "$arguments":
-                terms.append(arguments.of(json.loads(function.parameters)))
+                terms.append(self._arguments.of(json.loads(function.parameters)))
                 if form.style == generation_pb2.ARGUMENT_STYLE_JSON and rest.strip():
                     terms.append(self._lark.blanks())
             elif before is not None:

@@ -148,7 +148,8 @@ class _Parameters:
         if not self._is_nested or len(group) != 1 or types_of(group[0]) not in (["object"], ["array"]):
             return None
         schema = group[0]
-        key = json.dumps(schema, sort_keys=True)
+        whole = root.schema if "$ref" in json.dumps(schema) else None
+        key = json.dumps([schema, whole], sort_keys=True)
         if key not in self._nested:
             name = self._nested[key] = self._lark.fresh("nested")
             if types_of(schema) == ["object"]:

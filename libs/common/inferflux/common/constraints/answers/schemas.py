@@ -94,6 +94,16 @@ class Root:
         return found
 
 
+def parameter_types(schema: Schema) -> dict[str, str]:
+    """By parameter the JSON types that its schema allows, with commas between them; empty: any."""
+    root = Root(schema)
+    found = {}
+    for name, each in root.resolved(schema).get("properties", {}).items():
+        kinds = dict.fromkeys(kind for one in root.alternatives(each) for kind in types_of(one))
+        found[name] = "" if len(kinds) == len(TYPES) else ",".join(kinds)
+    return found
+
+
 def types_of(schema: Schema) -> list[str]:
     """The types that a schema without alternatives allows."""
     if "enum" in schema:
