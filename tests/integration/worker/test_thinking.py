@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,3 +80,52 @@ def test_an_answer_goes_on_the_same_from_every_token_and_with_drafts(
         again.run(item)
         assert whole[:cut] + again.tokens["rest"] == whole
         assert again.ends["rest"].finished.usage == served.ends["whole"].finished.usage
+
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+)
+
+
+def held(name: str, *, most: int | None, **sampling: Any) -> worker_pb2.BatchItem:
+    """An answer that is JSON behind a thought."""
+    item = asked(name, most=most, max_tokens=120, **sampling)
+    item.request.params.ignore_eos = False
+    constraint = item.request.params.constraint
+    constraint.json_schema, constraint.reasoning = SCHEMA, OPEN
+    constraint.syntax.thought.begin, constraint.syntax.thought.end = "<think>\n", END
+    item.request.answer_format.syntax.CopyFrom(constraint.syntax)
+    return item
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, RANDOM], ids=["greedy", "random"])
+def test_a_limited_thought_is_followed_by_what_the_constraint_asks_for(
+    served: Served, sampling: dict[str, Any]
+) -> None:
+    served.run(held("whole", most=15, **sampling))
+    whole = served.tokens["whole"]
+    thought, end, answer = served.texts["whole"].partition(END)
+    assert served.reason("whole") == "STOP"
+    assert thought
+    assert end
+    assert 0 <= json.loads(answer)["n"] <= 99
+    again = Served(served.backend)
+    for cut in (1, 15, 16, len(whole) - 1):
+        served.backend._main.clear()
+        again.tokens.clear()
+        item = held("rest", most=15, **sampling)
+        item.request.generated_token_ids.extend(whole[:cut])
+        item.request.epoch = 2
+        again.run(item)
+        assert whole[:cut] + again.tokens["rest"] == whole
+
+
+def test_a_thought_without_a_limit_is_free_and_no_answer_ends_within_it(served: Served) -> None:
+    served.run(held("free", most=None, **RANDOM))
+    assert END.strip() not in served.texts["free"]
+    assert served.reason("free") == "LENGTH"

@@ -188,7 +188,7 @@ class _Answer:
     @property
     def _is_json(self) -> bool:
         """Whether a call is one JSON object, with the name in it."""
-        return '"$name"' in self._syntax.calls.call
+        return bool(re.search(r'\{[^<>]*"\$name"', self._syntax.calls.call))
 
     @property
     def _trigger(self) -> str:
