@@ -170,7 +170,7 @@ class _Answer:
     def _excluded(self) -> list[str]:
         """Texts that begin as a call does which is the whole answer."""
         common, parts = self._split()
-        head = loose_pattern(self._syntax.calls.begin + common, is_json=self._is_json)
+        head = loose_pattern(self._syntax.calls.begin + common)
         if self._calls and not self._is_json:
             names = "|".join(pattern_of(function.name) for function in self._calls.functions)
             head += f"({names}){loose_pattern(parts[0].removeprefix('$name'))}"
@@ -219,7 +219,7 @@ class _Answer:
         if self._opens_with_text():
             opening = begin + common
             rest = opening[opening.index(self._trigger) + len(self._trigger) :]
-            begin, first = "", rest
+            begin, first = "", "\n" + rest.lstrip()
         call = f"{self._terms(begin + first, blanks=self._is_whole)} call"
         if self._is_whole and not self._is_json:
             heads = (self._function(one, parts, before=begin + common) for one in calls.functions)
@@ -229,7 +229,7 @@ class _Answer:
             more = f"({self._terms(form.separator)} {lead} call)*"
         if more and not form.end.strip():
             more += f" {self._lark.blanks()}"
-        return " ".join(filter(None, [call, more, self._lark.last(form.end, is_json=self._is_json)]))
+        return " ".join(filter(None, [call, more, self._lark.last(form.end)]))
 
     def _named_runs(self, calls: generation_pb2.ToolCallsConstraint) -> str:
         """Runs of one function, which names it where it begins."""
@@ -248,13 +248,14 @@ class _Answer:
         thought = self._syntax.thought.begin.partition(self._syntax.channels.header_end)[0]
         form, end = rest.removesuffix(self._syntax.channels.header_end), self._syntax.channels.header_end
         # Models leave out the marker before the form of the arguments.
-        forms = [self._lark.loose(one) for one in dict.fromkeys([form, _MARKS.sub(_unmarked, form)])]
+        unmarked = _MARKS.sub(_unmarked, form).strip()
+        forms = [self._lark.loose(form), self._lark.exact(f" {unmarked}")]
         shape = f"({' | '.join(forms)})? {self._lark.loose(end)}"
         messages = []
         for function in calls.functions:
             to = quoted(f"to={self._syntax.channels.recipient}{self._name(function.name)}")
-            begin = f"({self._lark.loose(channel)} | {self._lark.loose(thought)})"
-            heads = f"({begin} {to} | {to} {begin})"
+            begin = f"({self._lark.loose(channel.strip())} | {self._lark.loose(thought)})"
+            heads = f'({begin} " " {to} | {to} {begin})'
             last = self._lark.last(after)
             messages.append(
                 f"{heads} {shape} {self._arguments.of(json.loads(function.parameters))} {last}".strip()
@@ -299,15 +300,15 @@ class _Answer:
         made = []
         if self._is_json and (found := _ID.search(text)):
             before, after = text[: found.start()], text[found.end() :]
-            lead, quote = self._lark.loose(found[1], is_json=True), quoted('"')
+            lead, quote = self._lark.loose(found[1]), quoted('"')
             return f"{self._terms(before)} ({lead} /{_OTHERS['$id']}/ {quote})? {self._terms(after)}".strip()
         for part in filter(None, _PLACEHOLDER.split(text)):
             if part in _OTHERS:
                 made.append(f"/{_OTHERS[part]}/" if self._is_json else f"/{_OTHERS[part]}[ ]?/")
             elif blanks and not made:
-                made.append(self._lark.loose_from_blanks(part, is_json=self._is_json))
+                made.append(self._lark.loose_from_blanks(part))
             else:
-                made.append(self._lark.loose(part, is_json=self._is_json))
+                made.append(self._lark.loose(part))
         return " ".join(filter(None, made))
 
     def _function(
@@ -334,7 +335,7 @@ class _Answer:
             else:
                 terms.append(quoted(name))
             is_end = is_last and i == len(parts) - 1
-            terms.append(self._lark.last(rest, is_json=self._is_json) if is_end else self._terms(rest))
+            terms.append(self._lark.last(rest) if is_end else self._terms(rest))
         return self._lark.rule(self._lark.fresh("call"), " ".join(filter(None, terms)))
 
     def _name(self, name: str) -> str:

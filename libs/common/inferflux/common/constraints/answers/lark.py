@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+
+from inferflux.common.answers.spelling import Part, markers
 
 # The id of the control token that is spelled so; None where the marker is text.
 ControlToken = Callable[[str], int | None]
@@ -15,11 +18,6 @@ BLANKS = r"[ \t\n]{0,16}"
 _MARKER = re.compile(r"(<[^<>\s]*>|\[[^\[\]\s]*\])")
 _SIGNS = "<>[]{}(),:;=|"
 _SPECIAL = re.compile(r"[\\/.+*?()\[\]{}^$|&~#\"-]")
-_JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\]:,]|\s+|[^"{}\[\]:,\s]+')
-
-
-# Names that models trade.
-_KEYS = {r"\"parameters\"": r"\"(parameters|arguments)\""}
 
 
 def pattern_of(text: str) -> str:
@@ -27,32 +25,28 @@ def pattern_of(text: str) -> str:
     return _SPECIAL.sub(lambda found: "\\" + found[0], text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def loose_pattern(text: str, *, is_json: bool = False) -> str:
-    """A regular expression of a text whose blanks may be others: beside signs, or anywhere in JSON, none."""
-    if is_json:
-        # What follows a name begins with its closing quote.
-        quote, rest = ('"', text[1:]) if text.startswith('"') else ("", text)
-        parts = [*quote, *_JSON_PARTS.findall(rest)]
-        made = [BLANKS if part.isspace() else _spaced(part) for part in parts]
-        made = [_KEYS.get(part, part) for part in made]
-    else:
-        made = []
-        parts = re.split(r"(\s+)", text)
-        for i, part in enumerate(parts):
-            if not part.isspace():
-                made.append(pattern_of(part))
-                continue
-            beside = parts[i - 1][-1:] + parts[i + 1][:1]
-            is_apart = len(beside) == 2 and not any(sign in _SIGNS for sign in beside)
-            made.append(pattern_of(part) if is_apart else BLANKS)
-    joined = "".join(made)
-    while BLANKS * 2 in joined:
-        joined = joined.replace(BLANKS * 2, BLANKS)
-    return joined
+def loose_pattern(text: str) -> str:
+    """A regular expression of a text with other blanks, or none, where readers take them: where the text has
+    some beside a sign, and between two markers."""
+    made = []
+    parts = re.split(r"(\s+)", text)
+    for i, part in enumerate(parts):
+        if not part.isspace():
+            made.append(_apart(markers(part)))
+            continue
+        beside = parts[i - 1][-1:] + parts[i + 1][:1]
+        is_apart = len(beside) == 2 and not any(sign in _SIGNS for sign in beside)
+        made.append(pattern_of(part) if is_apart else BLANKS)
+    return "".join(made)
 
 
-def _spaced(part: str) -> str:
-    return f"{BLANKS}{pattern_of(part)}{BLANKS}" if part in "{}[]:," else pattern_of(part)
+def _apart(parts: Sequence[Part]) -> str:
+    """Blanks may be between two markers; beside a word that models leave out, none."""
+    made = ""
+    for before, part in zip([None, *parts], parts, strict=False):
+        is_beside = before is None or before.is_optional or part.is_optional
+        made += pattern_of(part.text) if is_beside else BLANKS + pattern_of(part.text)
+    return made
 
 
 class SpellingError(Exception):
@@ -118,24 +112,31 @@ class Lark:
         """Terminals of exactly this text; "" for none."""
         return _joined(f"<[{p}]>" if isinstance(p, int) else quoted(p) for p in self.pieces(text))
 
-    def loose(self, text: str, *, is_json: bool = False) -> str:
+    def loose(self, text: str) -> str:
         """Terminals of this text, whose blanks may be others."""
-        return _joined(self._loose(piece, is_json=is_json) for piece in self.pieces(text))
+        pieces = self.pieces(text)
+        # A control token is a marker by itself.
+        gaps = [isinstance(a, int) and isinstance(b, str) for a, b in itertools.pairwise(pieces)]
+        made = [self._loose(piece) for piece in pieces]
+        return _joined(
+            f"{term} {self.blanks()}" if gap else term
+            for term, gap in zip(made, [*gaps, False], strict=False)
+        )
 
-    def last(self, text: str, *, is_json: bool = False) -> str:
+    def last(self, text: str) -> str:
         """The same at the end of an answer: what ends the generation there is left to end it."""
         pieces = self.pieces(text.rstrip())
         while pieces and isinstance(pieces[-1], int) and pieces[-1] in self._ends:
             pieces.pop()
-        return _joined(self._loose(piece, is_json=is_json) for piece in pieces)
+        return _joined(self._loose(piece) for piece in pieces)
 
-    def loose_from_blanks(self, text: str, *, is_json: bool = False) -> str:
+    def loose_from_blanks(self, text: str) -> str:
         """The same, whose first terminal begins with blanks."""
         first, *rest = self.pieces(text)
         if isinstance(first, int):
-            return self.loose(text, is_json=is_json)
-        pattern = BLANKS + loose_pattern(first, is_json=is_json).removeprefix(BLANKS)
-        return _joined([f"/{pattern}/", *(self._loose(piece, is_json=is_json) for piece in rest)])
+            return self.loose(text)
+        pattern = BLANKS + loose_pattern(first).removeprefix(BLANKS)
+        return _joined([f"/{pattern}/", *(self._loose(piece) for piece in rest)])
 
     def blanks(self) -> str:
         """Some blanks, or none."""
@@ -148,7 +149,7 @@ class Lark:
             head: a regular expression of what the text is instead of any.
         """
         pieces = self.pieces(marker.strip())
-        first, rest = pieces[0], _joined(self._loose(p, is_json=False) for p in pieces[1:])
+        first, rest = pieces[0], _joined(self._loose(p) for p in pieces[1:])
         if isinstance(first, int):
             return _joined([self.shared("TEXT", f"/{head or ANY}/") + "?", f"<[{first}]>", rest])
         lead = first.split()[0] if first.split() else first
@@ -157,12 +158,12 @@ class Lark:
         else:
             body = f"/({head}){pattern_of(lead)}/ & ~/{ANY}{pattern_of(lead)}(.|\\n)+/"
             made = self.shared("until", self.shared("UNTIL", body), of="[lazy]")
-        return _joined([made, self._loose(first[len(lead) :], is_json=False), rest])
+        return _joined([made, self._loose(first[len(lead) :]), rest])
 
-    def _loose(self, piece: str | int, *, is_json: bool) -> str:
+    def _loose(self, piece: str | int) -> str:
         if isinstance(piece, int):
             return f"<[{piece}]>"
-        pattern = loose_pattern(piece, is_json=is_json)
+        pattern = loose_pattern(piece)
         core = pattern.removeprefix(BLANKS).removesuffix(BLANKS)
         # Blanks at the edges are terminals of their own: what goes on behind them shows later.
         before = self.blanks() if pattern.startswith(BLANKS) else ""
