@@ -224,10 +224,29 @@ async def test_calls_come_over_grpc_as_deltas_beside_the_text(stack: Stack) -> N
     check_call("calculator", "".join(part.arguments for part in parts))
 
 
+async def test_with_tools_and_a_format_an_answer_is_calls_or_of_that_format(sdk: openai.AsyncOpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    for seed in range(3):
+        answer = await sdk.chat.completions.create(
+            model=MODEL,
+            messages=ASKED,
+            tools=TOOLS,
+            response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+            seed=seed,
+            max_tokens=200,
+        )
+        message = answer.choices[0].message
+        assert answer.choices[0].finish_reason in ("stop", "tool_calls", "length")
+        if answer.choices[0].finish_reason == "stop":
+            assert json.loads(message.content or "")["n"] <= 9
+        else:
+            assert message.tool_calls or not message.content or message.content.lstrip().startswith("{")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a\nb"}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},
             "tools[0].function.parameters",
@@ -235,7 +254,6 @@ async def test_calls_come_over_grpc_as_deltas_beside_the_text(stack: Stack) -> N
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "required", "stop": ["x"]}, "stop"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
 async def test_tools_that_cannot_be_used_are_refused_by_name(
