@@ -13,7 +13,8 @@ import pytest
 from harness.answer_syntaxes import FAMILIES, FUNCTIONS, calls_of
 from llguidance import LLMatcher
 
-from inferflux.common.answers.parser import AnswerParser, CallArguments, CallName, Content
+from inferflux.common.answers.parser import AnswerParser
+from inferflux.common.answers.pieces import CallArguments, CallName, Content
 from inferflux.common.constraints.answers.schemas import parameter_types
 from inferflux.common.constraints.compiling import Compiler
 from inferflux.common.llama.vocab import Vocab

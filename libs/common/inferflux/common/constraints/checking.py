@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jsonschema_rs
@@ -131,7 +130,7 @@ def _calls_in(
     answer: str,
     syntax: generation_pb2.AnswerSyntax,
     *,
-    names: AbstractSet[str],
+    names: Mapping[str, Mapping[str, str]],
     reasoning: generation_pb2.ReasoningFormat.ValueType,
     prefix: str = "",
 ) -> list[tuple[str, str]]:
