@@ -225,7 +225,11 @@ async def test_calls_come_over_grpc_as_deltas_beside_the_text(stack: Stack) -> N
 
 
 async def test_with_tools_and_a_format_an_answer_is_calls_or_of_that_format(sdk: openai.AsyncOpenAI) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 9}},
+        "required": ["n"],
+    }
     for seed in range(3):
         answer = await sdk.chat.completions.create(
             model=MODEL,
