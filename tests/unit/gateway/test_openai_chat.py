@@ -383,6 +383,9 @@ def test_bytes_of_a_token_that_is_no_whole_character_are_not_made_up() -> None:
     chunk = tokens(1, logprobs=[logprob("\ufffd", "é")])
     (entry,) = chat.logprobs_of(chunk)["content"]
     assert entry["bytes"] is None
+    chunk.logprobs[0].chosen.piece = b"\xe2\x82"
+    (entry,) = chat.logprobs_of(chunk)["content"]
+    assert (entry["token"], entry["bytes"]) == ("bytes:\\xe2\\x82", [0xE2, 0x82])
     assert entry["top_logprobs"][0]["bytes"] == [0xC3, 0xA9]
 
 

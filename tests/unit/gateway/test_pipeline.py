@@ -127,6 +127,12 @@ class WordTokenizer:
             chat.tool_calls = generation_pb2.TOOL_CALL_FORMAT_HERMES
         return chat
 
+    async def tokenize_bare(self, digest: str, texts: Sequence[str], *, field: str) -> list[Sequence[int]]:
+        return [await self.tokenize(digest, text, 0, field=field) for text in texts]
+
+    async def tokenize_gap(self, digest: str, prefix: str, suffix: str, context_length: int) -> Sequence[int]:
+        return await self.tokenize(digest, f"{prefix} {suffix}", context_length, field="suffix")
+
     async def compile(
         self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str
     ) -> None:

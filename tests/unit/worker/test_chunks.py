@@ -66,11 +66,22 @@ def test_a_place_is_not_told_of_what_was_lost_again() -> None:
     assert sequence.cached_prompt_tier == generation_pb2.CACHE_TIER_DEVICE
 
 
+class Pieces:
+    def piece(self, token: int) -> bytes:
+        return self.piece_text(token).encode()
+
+    def piece_text(self, token: int) -> str:
+        return f"<{token}>"
+
+    def text(self, token: int) -> str:
+        return self.piece_text(token)
+
+
 def test_each_token_has_its_own_logprobs() -> None:
     chunk = chunks.empty(sequence_of_five(), 2)
     accepted = Accepted([8, 9], "ab", None, is_timeslice_over=False)
     logprobs = [Logprobs(-0.5, [(8, -0.5), (1, -2.0)]), Logprobs(-1.0, [])]
-    chunks.add_tokens(chunk, accepted, logprobs, 123, lambda token: f"<{token}>")
+    chunks.add_tokens(chunk, accepted, logprobs, 123, Pieces())
     assert (list(chunk.token_ids), chunk.text, chunk.sampled_unix_us) == ([8, 9], "ab", 123)
     first, second = chunk.logprobs
     assert (first.chosen.token_id, first.chosen.text, first.chosen.logprob) == (8, "<8>", -0.5)

@@ -230,42 +230,6 @@ class Vectors(_message.Message):
 Global___Vectors: _TypeAlias = Vectors  # noqa: Y015
 
 @_typing.final
-class PromptLogprobs(_message.Message):
-    """Log-probabilities of a prompt's tokens but its first one, which nothing precedes."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CHOSEN_FIELD_NUMBER: _builtins.int
-    N_TOP_FIELD_NUMBER: _builtins.int
-    TOP_IDS_FIELD_NUMBER: _builtins.int
-    TOP_FIELD_NUMBER: _builtins.int
-    n_top: _builtins.int
-    """The most likely tokens at each of these places, most likely first: `n_top` for each."""
-    @_builtins.property
-    def chosen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Of each such token, before any sampling parameter."""
-
-    @_builtins.property
-    def top_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def top(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
-    def __init__(
-        self,
-        *,
-        chosen: _abc.Iterable[_builtins.float] | None = ...,
-        n_top: _builtins.int = ...,
-        top_ids: _abc.Iterable[_builtins.int] | None = ...,
-        top: _abc.Iterable[_builtins.float] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "n_top", b"n_top", "top", b"top", "top_ids", b"top_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
-
-@_typing.final
 class TokenChunk(_message.Message):
     """A run of tokens, an event, or both. Exactly one terminal chunk (finished or failed) ends a stream."""
 
@@ -335,8 +299,10 @@ class TokenChunk(_message.Message):
         """Of the terminal chunk of a job that embeds."""
 
     @_builtins.property
-    def prompt_logprobs(self) -> Global___PromptLogprobs:
-        """Of the chunk with the first token, where they were asked for."""
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
+        """Of the prompt's tokens, in the chunk with the first token, where they were asked for. Nothing precedes the first
+        of them, so it has none: its `logprob` says nothing.
+        """
 
     def __init__(
         self,
@@ -358,9 +324,9 @@ class TokenChunk(_message.Message):
         adapter: _builtins.str = ...,
         answer_format: _generation_pb2.AnswerFormat | None = ...,
         vectors: Global___Vectors | None = ...,
-        prompt_logprobs: Global___PromptLogprobs | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "event", b"event", "failed", b"failed", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "queued", b"queued", "started", b"started", "vectors", b"vectors"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "event", b"event", "failed", b"failed", "finished", b"finished", "queued", b"queued", "started", b"started", "vectors", b"vectors"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "answer_format", b"answer_format", "attempt_id", b"attempt_id", "epoch", b"epoch", "event", b"event", "failed", b"failed", "finished", b"finished", "held_text", b"held_text", "logprobs", b"logprobs", "model", b"model", "offset", b"offset", "prompt_logprobs", b"prompt_logprobs", "queued", b"queued", "request_id", b"request_id", "sampled_unix_us", b"sampled_unix_us", "started", b"started", "text", b"text", "token_ids", b"token_ids", "vectors", b"vectors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -28,6 +28,11 @@ Both ends are included:
 | params.stop_token_ids | at most 64 ids of the vocabulary |
 | params.constraint | see `constraints.limits` |
 | params.speculation | a known value |
+| params.prompt_logprobs | 0 to 20 |
+| params.min_tokens | 0 or more; not together with a constraint |
+| params.bad_words | at most 64, each 1 to 256 bytes |
+| params.text_bias | at most 1024, each text 1 to 256 bytes, each bias -100 to 100 |
+| params.banned | at most 128, each 1 to 256 ids of the vocabulary |
 
 A penalty below 0.01 could divide a logit beyond what a float32 holds. Pure; every error names its field.
 """
@@ -54,6 +59,10 @@ MAX_LOGIT_BIAS = 1024
 MAX_BREAKERS = 16
 MAX_BREAKER_BYTES = 40
 MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 64
+MAX_WORD_BYTES = 256
+# A word has two spellings, and a token stands for a byte at least.
+MAX_BANNED = 2 * MAX_BAD_WORDS
 # As a float32 field holds 0.01, which is a little less.
 MIN_REPEAT_PENALTY: float = struct.unpack("f", struct.pack("f", 0.01))[0]
 
@@ -111,7 +120,7 @@ def check_params(
         InvalidArgument: naming the field.
     """
     if params.HasField("max_tokens"):
-        check_range(params.max_tokens, 1, context_length, "params.max_tokens")
+        check_range(params.max_tokens, 1, MAX_TOKENS, "params.max_tokens")
     if params.HasField("max_reasoning_tokens"):
         check_range(params.max_reasoning_tokens, 0, MAX_TOKENS, "params.max_reasoning_tokens")
     _check_texts(params.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES, "stop string", "params.stop")
@@ -124,6 +133,9 @@ def check_params(
     field = "params.sampling.dry_sequence_breakers"
     _check_texts(breakers, MAX_BREAKERS, MAX_BREAKER_BYTES, "sequence breaker", field)
     _check_logit_bias(params.sampling, vocabulary_size)
+    check_range(params.prompt_logprobs, 0, MAX_LOGPROBS, "params.prompt_logprobs")
+    check_range(params.min_tokens, 0, MAX_TOKENS, "params.min_tokens")
+    _check_words(params, vocabulary_size)
     check_constraint(params)
     check_speculation(params.speculation)
 
@@ -148,6 +160,22 @@ def _check_sampling(sampling: generation_pb2.SamplingParams, context_length: int
     if sampling.HasField("top_p") and not 0.0 < sampling.top_p <= 1.0:
         message = f"top_p must be above 0 and at most 1, not {sampling.top_p:g}"
         raise InvalidArgument(message, field="params.sampling.top_p")
+
+
+def _check_words(params: generation_pb2.GenerationParams, vocabulary_size: int) -> None:
+    _check_texts(params.bad_words, MAX_BAD_WORDS, MAX_WORD_BYTES, "bad word", "params.bad_words")
+    texts = [each.text for each in params.text_bias]
+    _check_texts(texts, MAX_LOGIT_BIAS, MAX_WORD_BYTES, "biased text", "params.text_bias")
+    for i, each in enumerate(params.text_bias):
+        check_range(each.bias, -100.0, 100.0, f"params.text_bias[{i}].bias")
+    if len(params.banned) > MAX_BANNED:
+        message = f"{len(params.banned)} banned runs; at most {MAX_BANNED} are taken"
+        raise InvalidArgument(message, field="params.banned")
+    for i, run in enumerate(params.banned):
+        if not 1 <= len(run.ids) <= MAX_WORD_BYTES:
+            message = f"a banned run has 1 to {MAX_WORD_BYTES} tokens"
+            raise InvalidArgument(message, field=f"params.banned[{i}]")
+        check_token_ids(run.ids, vocabulary_size, field=f"params.banned[{i}].ids")
 
 
 def _check_logit_bias(sampling: generation_pb2.SamplingParams, vocabulary_size: int) -> None:

@@ -35,6 +35,7 @@ from .off_loop import LARGE_SCHEMA, off_loop_if_large
 from .spans import RequestSpan, note_caller, note_job
 from .submit import Prompt, new_call_id_prefix, resolve
 from .tools import functions_of, schema_bytes, tool_use_of
+from .words import TokenizesTexts, check_scores, in_tokens
 
 log = logs.get()
 
@@ -61,7 +62,7 @@ class ModelCards(Protocol):
     def adapter(self, model: str, name: str) -> model_pb2.AdapterCard: ...
 
 
-class Tokenizes(Compiles, Protocol):
+class Tokenizes(Compiles, TokenizesTexts, Protocol):
     """Renders, tokenizes and tries constraints; `inferflux.gateway.tokenizers.Tokenizers` does."""
 
     async def render_chat(
@@ -77,6 +78,10 @@ class Tokenizes(Compiles, Protocol):
     ) -> tokenizer_pb2.RenderedChat: ...
 
     async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
+
+    async def tokenize_gap(
+        self, digest: str, prefix: str, suffix: str, context_length: int
+    ) -> Sequence[int]: ...
 
     async def detokenize(self, digest: str, token_ids: Sequence[int]) -> str: ...
 
@@ -182,7 +187,10 @@ class Pipeline:
             text = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
             params = await self._constraints.checked(request.params, card)
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
-            prompt = await self._prompt(text, request.WhichOneof("prompt") or "prompt", card)
+            if request.HasField("suffix"):
+                prompt = await self._gap(text, request.suffix, card)
+            else:
+                prompt = await self._prompt(text, request.WhichOneof("prompt") or "prompt", card)
             await self._submit(generation, call, card, prompt, request, params, adapter=adapter)
             yield generation
 
@@ -404,6 +412,19 @@ class Pipeline:
         generation_limits.check_token_ids(prompt, card.vocabulary_size, field="token_ids.ids")
         return Prompt(prompt, field)
 
+    async def _gap(self, prefix: str | Sequence[int], suffix: str, card: model_pb2.ModelCard) -> Prompt:
+        """The prompt of an answer that fills the gap between two texts.
+
+        Raises:
+            InvalidArgument: the prefix is no text, or the vocabulary has no tokens for it.
+        """
+        if not isinstance(prefix, str):
+            raise InvalidArgument("suffix: the prompt has to be a text", field="suffix")
+        size = len(prefix.encode()) + len(suffix.encode())
+        validation.check_text_size(size, self._max_text_bytes, "suffix")
+        ids = await self._tokenizers.tokenize_gap(card.digest, prefix, suffix, card.context_length)
+        return Prompt(ids, "suffix")
+
     async def _submit(
         self,
         generation: Generation,
@@ -418,6 +439,8 @@ class Pipeline:
     ) -> None:
         n_tokens = len(prompt.token_ids)
         validation.check_prompt_length(n_tokens, card, field=prompt.field)
+        check_scores(params, prompt_tokens=n_tokens, has_images=bool(prompt.images))
+        params = await in_tokens(params, card, self._tokenizers)
         job = scheduler_pb2.InferenceRequest(
             request_id=call.request_id,
             tenant=call.caller.tenant,
@@ -493,6 +516,8 @@ class Pipeline:
     ) -> Query | None:
         """What the answer cache is asked; None where it is not to be used, or cannot be."""
         if self._answers is None or call.caller.skips_answer_cache or request.skip_answer_cache:
+            return None
+        if request.params.HasField("prompt_logprobs"):  # they are no part of what is kept
             return None
         digest = card.digest + (card.projector if job.images else "")
         return query_of(job, request.params, model_digest=digest)

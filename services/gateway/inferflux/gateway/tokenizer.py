@@ -186,6 +186,38 @@ class Tokenizer:
         bodies = (self._plain(text, add_special=False) for text in texts)
         return [head + (body[:room] if truncate else body) + after for body in bodies]
 
+    def tokenize_bare(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts by themselves; special tokens that they spell are text.
+
+        Raises:
+            TokenizerFaultError: one cannot be tokenized.
+        """
+        return [self._plain(text, add_special=False) for text in texts]
+
+    def tokenize_gap(self, prefix: str, suffix: str, context_length: int) -> list[int]:
+        """Token ids of the prompt of an answer between two texts, in the order that llama.cpp's server has:
+        prefix, suffix, middle.
+
+        Raises:
+            TokenizerFaultError: the vocabulary has no such tokens, or they cannot fit into the context.
+        """
+        marks = self._vocab.gap_marks
+        if marks is None:
+            message = "the model's vocabulary has no tokens to fill gaps with"
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_INFILL, message)
+        before, between, after = marks
+        texts = [self._plain(text, add_special=False) for text in (prefix, suffix)]
+        ids = [before, *texts[0], between, *texts[1], after]
+        if self._vocab.adds_bos and self._vocab.bos >= 0:
+            ids.insert(0, self._vocab.bos)
+        if context_length and len(ids) >= context_length:
+            message = (
+                f"the prompt has {len(ids)} tokens; the model's maximum context length is "
+                f"{context_length} tokens"
+            )
+            raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
+        return ids
+
     def _plain(self, text: str, *, add_special: bool) -> list[int]:
         try:
             check_runs(text)

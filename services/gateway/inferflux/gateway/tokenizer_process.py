@@ -88,12 +88,22 @@ class TokenizerServer:
             return
         if kind == "texts":
             asked = request.texts
+            if asked.is_bare:
+                response.texts.SetInParent()
+                for ids in tokenizer.tokenize_bare(asked.texts):
+                    response.texts.texts.add(ids=ids)
+                return
             query = asked.query if asked.HasField("query") else None
             response.texts.SetInParent()
             for ids in tokenizer.tokenize_texts(
                 asked.texts, request.context_length, query=query, truncate=asked.truncate
             ):
                 response.texts.texts.add(ids=ids)
+            return
+        if kind == "gap":
+            gap = request.gap
+            ids = tokenizer.tokenize_gap(gap.prefix, gap.suffix, request.context_length)
+            response.tokens.ids.extend(ids)
             return
         if kind == "chat":
             rendered = tokenizer.render(request.chat.messages, request.chat.tools, Asked.of(request.chat))

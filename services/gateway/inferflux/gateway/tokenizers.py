@@ -131,6 +131,20 @@ class Tokenizers:
             raise InvalidArgument(error.message, field="query", reason=error.reason) from None
         return [tokens.ids for tokens in answer.texts.texts]
 
+    async def tokenize_bare(self, digest: str, texts: Sequence[str], *, field: str) -> list[Sequence[int]]:
+        """Token ids of texts by themselves; raises as `render_chat`."""
+        work = tokenizer_pb2.TokenizeTexts(texts=texts, is_bare=True)
+        request = tokenizer_pb2.TokenizerRequest(digest=digest, texts=work)
+        answer = await self._model(digest).work(request, field=field)
+        return [tokens.ids for tokens in answer.texts.texts]
+
+    async def tokenize_gap(self, digest: str, prefix: str, suffix: str, context_length: int) -> Sequence[int]:
+        """Token ids of the prompt of an answer between two texts; raises as `render_chat`, naming `suffix`
+        where the vocabulary has no tokens for it."""
+        work = tokenizer_pb2.TokenizeGap(prefix=prefix, suffix=suffix)
+        request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, gap=work)
+        return (await self._model(digest).work(request, field="suffix")).tokens.ids
+
     async def detokenize(self, digest: str, token_ids: Sequence[int], *, field: str = "token_ids") -> str:
         """The text of token ids, which have to be in the vocabulary; raises as `render_chat`."""
         work = tokenizer_pb2.DetokenizeIds(tokens=inference_pb2.TokenIds(ids=token_ids))

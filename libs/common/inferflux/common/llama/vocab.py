@@ -128,6 +128,14 @@ class Vocab:
         return ([self.bos] if self.adds_bos and self.bos >= 0 else []), end + separator, end or separator
 
     @property
+    def gap_marks(self) -> tuple[int, int, int] | None:
+        """Token ids before what precedes a gap, before what follows it, and before what fills it; None where
+        the vocabulary lacks one."""
+        fim = (llama.llama_vocab_fim_pre, llama.llama_vocab_fim_suf, llama.llama_vocab_fim_mid)
+        prefix, suffix, middle = (int(mark(self._vocab)) for mark in fim)
+        return None if min(prefix, suffix, middle) < 0 else (prefix, suffix, middle)
+
+    @property
     def longest_token_bytes(self) -> int:
         """Length of the longest token as the file spells it: no token stands for more bytes of text."""
         spellings = (llama.llama_vocab_get_text(self._vocab, i) for i in range(self.size))

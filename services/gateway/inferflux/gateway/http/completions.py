@@ -41,7 +41,15 @@ class Completions:
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         asked = Asked(prompts, n, partial(completions.field_names, body), head)
         echoes = await self._echoes(request, prompts) if body.echo else [""] * len(prompts)
-        shape = completions.Shape(head, echoes=echoes, n=n, has_logprobs=body.logprobs is not None)
+        has_logprobs = body.logprobs is not None
+        shape = completions.Shape(
+            head,
+            echoes=echoes,
+            n=n,
+            has_logprobs=has_logprobs,
+            has_scores=has_logprobs and bool(body.echo),
+            is_prompt_alone=body.max_tokens == 0,
+        )
         if body.stream:
             stream = completions.CompletionStream(shape, body.stream_options)
             await self._answering.stream(request, asked, stream)

@@ -47,9 +47,9 @@ class Batch:
             tokens = sequence.tokens[first : first + part.n]
             position = sequence.images.position(first) if sequence.images else first
             self.put(at, tokens, seq_id=sequence.seq_id, position=position)
-            if part.n_logits:
-                self.logits[at_end - part.n_logits : at_end] = 1
-            outputs += part.n_logits
+            if part.n_rows:
+                self.logits[at_end - part.n_rows : at_end] = 1
+            outputs += part.n_rows
             at = at_end
         return at, outputs
 

@@ -5,7 +5,6 @@ Nothing in them says whose they are: a sequence's `chunk_head` does, which is se
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Several
 
 from inferflux.api.finish_reasons import name_of
@@ -13,6 +12,7 @@ from inferflux.common.errors import InferFluxError, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2
 
 from .acceptance import Accepted
+from .chunk_logprobs import PieceTexts, fill
 from .logprobs import Logprobs
 from .sequence import Sequence
 
@@ -40,7 +40,7 @@ def add_tokens(
     accepted: Accepted,
     logprobs: Several[Logprobs | None],
     sampled_unix_us: int,
-    piece_text: Callable[[int], str],
+    pieces: PieceTexts,
 ) -> None:
     """Put the tokens of a step into a chunk.
 
@@ -52,19 +52,7 @@ def add_tokens(
     chunk.sampled_unix_us = sampled_unix_us
     for token, of_token in zip(accepted.tokens, logprobs, strict=False):
         if of_token is not None:
-            _add_logprobs(chunk, token, of_token, piece_text)
-
-
-def _add_logprobs(
-    chunk: tokens_pb2.TokenChunk, token: int, logprobs: Logprobs, piece_text: Callable[[int], str]
-) -> None:
-    # Filled in place: messages that are made first and copied in take almost twice as long.
-    entry = chunk.logprobs.add()
-    chosen = entry.chosen
-    chosen.token_id, chosen.text, chosen.logprob = token, piece_text(token), logprobs.chosen
-    for other, logprob in logprobs.top:
-        one = entry.top.add()  # keywords take almost twice as long
-        one.token_id, one.text, one.logprob = other, piece_text(other), logprob
+            fill(chunk.logprobs.add(), token, of_token.chosen, of_token.top, pieces)
 
 
 def finish(

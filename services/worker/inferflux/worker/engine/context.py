@@ -24,6 +24,7 @@ from .kv_types import USUAL, KvTypes
 from .load_log import LoadLog
 from .planner import ScheduledTokens
 from .projector import EncodedRun
+from .prompt_scores import SCORED_ROWS
 from .state import CELL_HEADER_BYTES, StateBytes
 
 _FLASH_ATTENTION = {True: 1, False: 0, None: -1}
@@ -108,6 +109,9 @@ class Context:
         params.n_ubatch = min(physical_batch, params.n_batch)
         params.n_seq_max = min(sequences + 1, MAX_SEQUENCES)
         params.n_outputs_max = max(params.n_seq_max, min(rows, params.n_batch))
+        if rows:  # a row of every sequence, and those of a prompt
+            most = min(params.n_seq_max + SCORED_ROWS, params.n_batch)
+            params.n_outputs_max = max(params.n_outputs_max, most)
         params.kv_unified = is_unified
         params.flash_attn_type = _FLASH_ATTENTION[flash_attention]
         params.type_k, params.type_v = types.key_type.ggml_type, types.value_type.ggml_type

@@ -199,7 +199,7 @@ class Engine:
         )
         if sequence.adapter and not self._adapters.has(sequence.adapter):
             sequence.lacks_adapter = True
-        if sequence.was_lost:
+        if sequence.was_lost and not sequence.is_scored:
             self._memory.search(sequence)
         self._sequences[sequence.key] = sequence
         self._next_deadline_s = min(self._next_deadline_s, sequence.deadline_s)
@@ -604,8 +604,23 @@ class Engine:
             self._report.step.stats.retried_tokens += sequence.n_tokens
             self._report.step.stats.retried_found_tokens += sequence.position
 
+    def _score(self, plan: StepPlan, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Take in what is told of prompts' tokens; the rows of `logits` of which a token is to be chosen."""
+        kept: list[int] = []
+        row = 0
+        for part in plan.parts:
+            end = row + part.n_rows
+            if part.n_scored and part.sequence.prompt_scores is not None:
+                first = part.sequence.position - part.n
+                part.sequence.prompt_scores.add(part.sequence, first, logits[row:end], self._backend.vocab)
+            kept += range(end - part.n_logits, end)
+            row = end
+        return logits[kept]
+
     def _sample(self, plan: StepPlan, logits: NDArray[np.float32]) -> None:
         """Choose and report the tokens that follow; the rows of `logits` are those that the plan wants."""
+        if any(part.n_scored for part in plan.prefilling):
+            logits = self._score(plan, logits)
         rows = [
             (part.sequence, part.sequence.generated + i) for part in plan.parts for i in range(part.n_logits)
         ]
@@ -649,7 +664,13 @@ class Engine:
             self._settle_draft(part)
         unix_us = int(unix_s * 1e6)
         held = sequence.text.held
-        has_more = held or not sequence.is_announced or logprobs[0] is not None or len(accepted.tokens) > 1
+        has_more = (
+            held
+            or sequence.prompt_scores is not None
+            or not sequence.is_announced
+            or logprobs[0] is not None
+            or len(accepted.tokens) > 1
+        )
         if has_more or accepted.finish_reason is not None:
             chunk = self._chunk_of(sequence, offset, accepted, logprobs, unix_us)
             if accepted.finish_reason is not None:
@@ -683,7 +704,10 @@ class Engine:
         chunk = chunks.empty(sequence, offset)
         if not sequence.is_announced:
             chunks.announce(sequence, chunk, self._worker_id)
-        chunks.add_tokens(chunk, accepted, logprobs, unix_us, self._backend.vocab.piece_text)
+        chunks.add_tokens(chunk, accepted, logprobs, unix_us, self._backend.vocab)
+        if offset == 0 and sequence.prompt_scores is not None:
+            chunk.prompt_logprobs.extend(sequence.prompt_scores.entries)
+            sequence.prompt_scores = None
         return chunk
 
     def _note_first_token(self, sequence: Sequence) -> None:

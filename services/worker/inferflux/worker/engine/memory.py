@@ -163,7 +163,7 @@ class Memory:
         may have it now, and are asked again.
         """
         prefixes = self.prefixes
-        if sequence.position or sequence.looked_up_at == prefixes.version:
+        if sequence.position or sequence.looked_up_at == prefixes.version or sequence.is_scored:
             return
         tokens = sequence.tokens[: sequence.n_tokens]
         if sequence.known_tokens and prefixes.known(sequence.cache_scope, tokens) < sequence.known_tokens:
@@ -260,7 +260,7 @@ class Memory:
 
     def look_up(self, sequence: Sequence) -> None:
         """Find what of a sequence that is not loaded can be restored, and fetch it."""
-        if sequence.fetch is None and (sequence.is_looked_up or sequence.position):
+        if sequence.fetch is None and (sequence.is_looked_up or sequence.position or sequence.is_scored):
             return
         tokens = sequence.tokens[: sequence.n_tokens]
         sequence.known_tokens = self.prefixes.known(sequence.cache_scope, tokens)

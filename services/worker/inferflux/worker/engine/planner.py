@@ -31,6 +31,13 @@ class ScheduledTokens:
     """Of how many of its last tokens logits are wanted: none before the part ends the pending tokens."""
     n_drafted: int = 0
     """How many of its last tokens are drafted, and become the sequence's once they are accepted."""
+    n_scored: int = 0
+    """All of its tokens, where logits after each of them are told; only the last may choose a token."""
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of logits."""
+        return self.n_scored or self.n_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +155,9 @@ def select_prefills(
     for sequence in prefilling:
         is_suffix = sequence.position >= _LONG_PREFIX and 0 < shortest_suffix <= sequence.n_pending
         can_enter = (sequence.n_pending > tokens or is_suffix) and sequence.n_tokens <= prefill_room
-        # Cells of images are computed in the main context alone.
-        in_prefill_context = sequence.in_prefill_context or (can_enter and not sequence.images)
+        # Cells of images are computed in the main context alone, and it alone gives many rows of logits.
+        is_bound = bool(sequence.images) or sequence.is_scored
+        in_prefill_context = sequence.in_prefill_context or (can_enter and not is_bound)
         if selected and in_prefill_context != in_context:
             break
         in_context = in_prefill_context
@@ -178,15 +186,24 @@ def plan_step(
     """
     parts: list[ScheduledTokens] = []
     left = prefill_tokens
+    has_scored = False
     for sequence in prefilling:
         if left <= 0:
             break
+        if sequence.is_scored and has_scored:  # their rows of logits are bounded together
+            continue
+        has_scored |= sequence.is_scored
         n = max(min(left, sequence.n_computable), sequence.n_indivisible)
-        parts.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))
+        parts.append(_prefill_part(sequence, n))
         left -= n
     return StepPlan(
         [ScheduledTokens(sequence, 1, n_logits=1) for sequence in decoding], parts, in_prefill_context
     )
+
+
+def _prefill_part(sequence: Sequence, n: int) -> ScheduledTokens:
+    is_last = int(n == sequence.n_pending)
+    return ScheduledTokens(sequence, n, n_logits=is_last, n_scored=n if sequence.is_scored else 0)
 
 
 def plan_of(
@@ -202,5 +219,5 @@ def plan_of(
         if sequence.is_prefilling and n < sequence.n_indivisible:
             continue
         part = plan.prefilling if sequence.is_prefilling else plan.decoding
-        part.append(ScheduledTokens(sequence, n, n_logits=int(n == sequence.n_pending)))
+        part.append(_prefill_part(sequence, n))
     return plan

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from inferflux.v1 import generation_pb2
 
 from . import noise
+from .bans import Bans
 from .breakers import Breakers
 from .dry import Dry
 from .filters import Filters, dynamic_temperature, sigma_bound, typical, without_top_choices
@@ -78,6 +79,7 @@ class Sampler:
         params: every optional field set.
         history: prompt and already generated token ids, for the penalties.
         breakers: over which DRY counts no repetition.
+        bans: what may not come next.
 
     Attributes:
         filters: those that few requests ask for.
@@ -89,6 +91,7 @@ class Sampler:
         params: generation_pb2.SamplingParams,
         history: Sequence[int],
         breakers: Future[Breakers] | None = None,
+        bans: Bans | None = None,
     ) -> None:
         self.temperature = params.temperature
         self.top_k = params.top_k
@@ -98,6 +101,7 @@ class Sampler:
         self.seed_state = noise.seed_state(params.seed)
         self._penalties = _Penalties.of(params, history)
         self._dry = Dry(params, history, breakers or no_breakers()) if Dry.is_on(params) else None
+        self._bans = bans
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
         self._bias = np.fromiter(params.logit_bias.values(), np.float32)
         self.n_logprobs: int | None = params.logprobs if params.HasField("logprobs") else None
@@ -106,7 +110,7 @@ class Sampler:
         # Always the largest logit: other filters may drop that.
         self.is_greedy = self.temperature <= 0.0 and self.filters is None
         # Whether it changes logits before a token is chosen.
-        self.adjusts_logits = bool(self._penalties or self._dry or self._bias_ids.size)
+        self.adjusts_logits = bool(self._penalties or self._dry or self._bias_ids.size or bans)
 
     @property
     def is_ready(self) -> bool:
@@ -114,13 +118,15 @@ class Sampler:
         return self._dry is None or self._dry.is_ready
 
     def adjust(self, logits: Logits) -> None:
-        """Apply the logit bias, the penalties and DRY to a row of shape (vocabulary,), in place."""
+        """Apply logit bias, penalties, DRY and bans to a row of shape (vocabulary,), in place."""
         logits[self._bias_ids] += self._bias
         if self._penalties:
             self._penalties.apply(logits)
         if self._dry:
             ids, amounts = self._dry.penalties()
             logits[ids] -= amounts
+        if self._bans:
+            logits[self._bans.ids] = -np.inf
 
     def adjusted_ids(self) -> Ids:
         """The ids whose logits `adjust` changes; some maybe twice."""
@@ -129,6 +135,8 @@ class Sampler:
             ids = np.concatenate((ids, self._penalties.ids))
         if self._dry:
             ids = np.concatenate((ids, self._dry.penalties().ids))
+        if self._bans:
+            ids = np.concatenate((ids, self._bans.ids))
         return ids
 
     def choose(self, logits: Logits, index: int) -> int:
@@ -162,10 +170,12 @@ class Sampler:
             self._penalties.accept(token)
         if self._dry:
             self._dry.accept(token)
+        if self._bans:
+            self._bans.accept(token)
 
     def after(self, token: int) -> Sampler:
         """One that chooses what follows once `token` was emitted; this one does not change."""
-        if self._penalties is None and self._dry is None:
+        if self._penalties is None and self._dry is None and self._bans is None:
             return self
         later = copy.copy(self)
         later.part_histories()
@@ -176,6 +186,7 @@ class Sampler:
         """After a copy: what it is told changes none but itself."""
         self._penalties = copy.copy(self._penalties)
         self._dry = copy.copy(self._dry)
+        self._bans = copy.copy(self._bans)
 
     def _candidates(self, logits: Logits) -> Ids:
         """Ids that survive top-k, top-p and min-p, largest logit first (in id order when all survive)."""

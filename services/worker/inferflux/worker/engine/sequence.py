@@ -17,10 +17,12 @@ from inferflux.common.images import without_placeholders
 from inferflux.common.request_times import deadline_s, monotonic_s, queue_ms
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
+from .bans import Bans
 from .breakers import BreakerFinder
 from .constraints import Constraint, Masking
 from .envelope import Envelope, TokenArray
 from .images import SequenceImages
+from .prompt_scores import SCORED_ROWS, PromptScores
 from .reasoning import Closing, Reasoning
 from .sampling import Sampler
 from .speculation import Drafts
@@ -153,6 +155,8 @@ class Sequence:
     answer_format: generation_pb2.AnswerFormat | None = None
     # Of an answer that may begin with reasoning.
     reasoning: Reasoning | None = None
+    # Of its prompt's tokens, until the first token is told.
+    prompt_scores: PromptScores | None = None
     # Whether another process had it, and nothing of it was computed here yet; and whether that one is dead.
     is_retry: bool = False
     was_lost: bool = False
@@ -189,6 +193,8 @@ class Sequence:
         """Pending tokens that a step may compute: it ends at a checkpoint, and where an image begins or
         ends."""
         n = self.n_pending
+        if self.is_scored:
+            n = min(n, SCORED_ROWS)
         if self.position < self.checkpoint_at < self.n_tokens:
             n = self.checkpoint_at - self.position
         return self.images.computable(self.position, n) if self.images else n
@@ -210,6 +216,13 @@ class Sequence:
         if self.reasoning is not None and self.reasoning.forced:
             return self.reasoning.forced
         return [] if self.constraint is None else self.constraint.forced()
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether logits of its prompt are wanted that were not computed yet. Until then it shares nothing
+        that others have computed."""
+        scores = self.prompt_scores
+        return scores is not None and not scores.is_complete(self.prompt_tokens)
 
     @property
     def is_prefilling(self) -> bool:
@@ -348,8 +361,13 @@ def sequence_of(
         prompt_tokens=n_prompt,
         max_tokens=params.max_tokens,
         end_tokens=ends,
-        sampler=Sampler(params.sampling, said, breakers.of(params.sampling) if breakers else None),
-        text=TextAssembler(params.stop),
+        sampler=Sampler(
+            params.sampling,
+            said,
+            breakers.of(params.sampling) if breakers else None,
+            Bans.of((run.ids for run in params.banned), ends, params.min_tokens, generated),
+        ),
+        text=TextAssembler(params.stop, params.min_tokens),
         images=images or SequenceImages(),
         markers=_shown_markers(request, pieces),
         answer_format=form,
@@ -369,6 +387,7 @@ def sequence_of(
         has_begun=request.epoch > 1,
         is_retry=request.epoch > 1,
         was_lost=item.was_lost,
+        prompt_scores=_scores(params) if not generated and not images else None,
     )
     for token in generated:
         sequence.take_text(token, pieces)
@@ -383,6 +402,10 @@ def _reasoning_of(
     closing_text = syntax_in(form.syntax, form.tool_calls, form.reasoning).thought.end
     closing = pieces.tokenize(closing_text.encode(), add_special=False, parse_special=True)
     return Reasoning(form, most=params.max_reasoning_tokens, closing=closing)
+
+
+def _scores(params: generation_pb2.GenerationParams) -> PromptScores | None:
+    return PromptScores(params.prompt_logprobs) if params.HasField("prompt_logprobs") else None
 
 
 def _shown_markers(request: scheduler_pb2.InferenceRequest, pieces: PieceSource) -> Mapping[int, bytes]:

@@ -12,12 +12,16 @@ class TextAssembler:
     Two things are held: the first bytes of a character whose rest is still to come, and text that
     may turn out to be the beginning of a stop string. Its state depends on the tokens alone, so
     replaying them into a new assembler continues the text exactly.
+
+    Args:
+        min_tokens: stop strings begin after as many tokens.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stop = tuple(stop)
         self._held = ""
+        self._unstoppable = min_tokens
         # The stop string that ended the text.
         self.stop = ""
 
@@ -28,6 +32,9 @@ class TextAssembler:
     def push(self, piece: bytes) -> str:
         """Text that `piece` releases. Sets `stop` when a stop string is complete."""
         text = self._decoder.decode(piece)
+        if self._unstoppable:
+            self._unstoppable -= 1
+            return text
         if not self._stop:
             return text
         return self._release(self._held + text)

@@ -12,6 +12,7 @@ from inferflux.gateway.http.sse import UNNAMED
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 from .bodies import StreamOptions
+from .token_texts import bytes_of, name_of
 
 Json = dict[str, Any]
 
@@ -161,10 +162,10 @@ def spoken_json(chunk: tokens_pb2.TokenChunk) -> list[Json]:
 
 
 def _token_json(token: tokens_pb2.TokenLogprob) -> Json:
-    # A replacement character stands for bytes that are no whole character: which ones is not known here.
-    is_whole = "\ufffd" not in token.text
+    # An older worker does not say which bytes a replacement character stands for.
+    is_known = token.piece or "\ufffd" not in token.text
     return {
-        "token": token.text,
+        "token": name_of(token),
         "logprob": finite(token.logprob),
-        "bytes": list(token.text.encode()) if is_whole else None,
+        "bytes": list(bytes_of(token)) if is_known else None,
     }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inferflux.api.finish_reasons import name_of
+from inferflux.api.finish_reasons import name_of as reason_of
 from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
-from inferflux.v1 import inference_pb2, tokens_pb2
+from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from . import constraints, served
 from .answers import (
@@ -25,6 +25,7 @@ from .bodies import CompletionBody, StreamOptions
 from .choice_count import check_choices
 from .fields import names_used
 from .params import priority_of, to_params
+from .token_texts import TextOffsets, bytes_of, name_of
 
 # OpenAI's, where the body says nothing.
 DEFAULT_MAX_TOKENS = 16
@@ -35,6 +36,7 @@ MAX_SHARED_BYTES = 64 << 10
 def field_names(body: CompletionBody) -> Mapping[str, str]:
     """What the client calls fields that have another name inside."""
     names = {"text": "prompt", "token_ids": "prompt", **constraints.field_names(body)}
+    names["prompt_logprobs"] = "logprobs"
     return {**names_used(body), **names}
 
 
@@ -50,11 +52,11 @@ def to_requests(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
         raise InvalidArgument("prompt is empty", field="prompt")
     # Before any request is made of them: a body may name a hundred thousand.
     check_choices(prompts=len(prompts), n=body.n or 1)
-    params = to_params(
-        body,
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
-    )
+    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # A generation has a token at least: where none is wanted, it is left out.
+    params = to_params(body, max_tokens=most or 1, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None:
+        params.prompt_logprobs = body.logprobs
     common = inference_pb2.GenerateRequest(
         model=body.model,
         params=params,
@@ -77,8 +79,6 @@ def _check_supported(body: CompletionBody) -> None:
         raise unsupported("suffix", "not together with a prompt of token ids")
     if body.best_of not in (None, body.n or 1):
         raise unsupported("best_of", "only the value of n is supported")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("logprobs", "not together with echo: prompts have no log-probabilities")
 
 
 def _has_token_ids(prompt: str | list[str] | list[int] | list[list[int]]) -> bool:
@@ -110,33 +110,68 @@ class Shape:
     Args:
         echoes: the text that precedes the choices of each prompt.
         n: choices of each prompt.
+        has_scores: whether tokens of the prompt have log-probabilities, too.
+        is_prompt_alone: whether nothing is told but the prompt.
     """
 
-    def __init__(self, head: Head, *, echoes: Sequence[str], n: int, has_logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: Head,
+        *,
+        echoes: Sequence[str],
+        n: int,
+        has_logprobs: bool,
+        has_scores: bool = False,
+        is_prompt_alone: bool = False,
+    ) -> None:
         self.head = head
         self.usage = UsageSum(choices_per_prompt=n)
         self.n_choices = len(echoes) * n
         self._echoes = echoes
         self._n = n
         self._has_logprobs = has_logprobs
-        # Where the next token's text begins in each choice, in characters.
-        self._offsets = [len(self.echo(index)) for index in range(self.n_choices)]
+        self._is_prompt_alone = is_prompt_alone
+        self._offsets = [TextOffsets(self.echo(index)) for index in range(self.n_choices)]
+        if not has_scores:
+            for index, offsets in enumerate(self._offsets):
+                offsets.skip(self.echo(index))
 
     def echo(self, index: int) -> str:
         return self._echoes[index // self._n]
+
+    def seen(self, chunk: tokens_pb2.TokenChunk) -> tokens_pb2.TokenChunk:
+        """What of a chunk the client gets."""
+        if not self._is_prompt_alone:
+            return chunk
+        told = tokens_pb2.TokenChunk()
+        told.CopyFrom(chunk)
+        for field in ("token_ids", "text", "logprobs"):
+            told.ClearField(field)
+        if told.HasField("finished"):
+            told.finished.reason = generation_pb2.FINISH_REASON_LENGTH
+            told.finished.usage.completion_tokens = 0
+        return told
 
     def logprobs(self, index: int, chunk: tokens_pb2.TokenChunk) -> Json | None:
         """The log-probabilities of a chunk, as this API has them; None where none are wanted."""
         if not self._has_logprobs:
             return None
         made: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        offsets = self._offsets[index]
+        for i, one in enumerate(chunk.prompt_logprobs):
+            self._put(made, one, offsets.next_of_echo(bytes_of(one.chosen)), is_first=i == 0)
         for one in spoken_logprobs(chunk):
-            made["tokens"].append(one.chosen.text)
-            made["token_logprobs"].append(finite(one.chosen.logprob))
-            made["top_logprobs"].append({other.text: finite(other.logprob) for other in one.top})
-            made["text_offset"].append(self._offsets[index])
-            self._offsets[index] += len(one.chosen.text)
+            self._put(made, one, offsets.next(bytes_of(one.chosen)))
         return made
+
+    @staticmethod
+    def _put(made: Json, one: tokens_pb2.TokenLogprobs, offset: int, *, is_first: bool = False) -> None:
+        """A token, of which the first of a prompt has no probability: nothing precedes it."""
+        top = {name_of(other): finite(other.logprob) for other in one.top}
+        made["tokens"].append(name_of(one.chosen))
+        made["token_logprobs"].append(None if is_first else finite(one.chosen.logprob))
+        made["top_logprobs"].append(None if is_first else top)
+        made["text_offset"].append(offset)
 
     def choice(self, index: int, text: str, logprobs: Json | None, finish_reason: str | None) -> Json:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
@@ -154,10 +189,12 @@ class CompletionStream(UnnamedEvents):
         self, index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
     ) -> list[Json]:
         """What the client gets for one chunk of a choice."""
+        is_begin = bool(chunk.token_ids)
+        chunk = self._shape.seen(chunk)
         is_end = chunk.HasField("finished")
         self._told.note(chunk)
         text = chunk.text
-        if index not in self._begun and (chunk.token_ids or is_end):
+        if index not in self._begun and (is_begin or is_end):
             self._begun.add(index)
             text = self._shape.echo(index) + text
         logprobs = self._shape.logprobs(index, chunk)
@@ -165,7 +202,7 @@ class CompletionStream(UnnamedEvents):
             self._shape.usage.add(index, chunk.finished.usage)
         if not (text or is_end or (logprobs and logprobs["tokens"])):
             return []
-        reason = name_of(chunk.finished.reason) if is_end else None
+        reason = reason_of(chunk.finished.reason) if is_end else None
         message = self._shape.head.of("text_completion", [self._shape.choice(index, text, logprobs, reason)])
         if is_end:
             message |= drafts_of(chunk.finished)
@@ -193,11 +230,12 @@ class CompletionAnswer:
         self, index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
     ) -> None:
         choice = self._choices[index]
+        chunk = self._shape.seen(chunk)
         choice["text"] += chunk.text
         for name, values in (self._shape.logprobs(index, chunk) or {}).items():
             choice["logprobs"][name].extend(values)
         if chunk.HasField("finished"):
-            choice["finish_reason"] = name_of(chunk.finished.reason)
+            choice["finish_reason"] = reason_of(chunk.finished.reason)
             self._shape.usage.add(index, chunk.finished.usage)
             self._drafts.add(chunk.finished.timings)
 
