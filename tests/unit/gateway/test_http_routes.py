@@ -11,7 +11,7 @@ from starlette.routing import Route, WebSocketRoute
 from inferflux.gateway.admin_methods import AdminMethod
 from inferflux.gateway.http.app import build_app
 from inferflux.gateway.http.openapi import OPERATIONS
-from inferflux.gateway.http.routes import ADMIN, ROUTES
+from inferflux.gateway.http.routes import ADMIN, ROUTES, UNDESCRIBED
 from inferflux.gateway.rules import ADMIN_METHODS, ADMIN_RULES, rules
 
 
@@ -58,4 +58,5 @@ def test_every_path_is_described() -> None:
         ("WEBSOCKET", "/generate"),
         ("GET", "/openapi.json"),
         ("GET", "/docs"),
+        *((rule.method, rule.path) for rule in UNDESCRIBED),
     }

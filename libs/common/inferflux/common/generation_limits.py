@@ -120,7 +120,7 @@ def check_params(
         InvalidArgument: naming the field.
     """
     if params.HasField("max_tokens"):
-        check_range(params.max_tokens, 1, MAX_TOKENS, "params.max_tokens")
+        check_range(params.max_tokens, 1, context_length, "params.max_tokens")
     if params.HasField("max_reasoning_tokens"):
         check_range(params.max_reasoning_tokens, 0, MAX_TOKENS, "params.max_reasoning_tokens")
     _check_texts(params.stop, MAX_STOP_STRINGS, MAX_STOP_BYTES, "stop string", "params.stop")

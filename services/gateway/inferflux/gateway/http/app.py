@@ -22,7 +22,7 @@ from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.gateway.rules import ADMIN_RULES
 
-from . import routes
+from . import home_page, routes
 from .admin import AdminCall
 from .answering import Answering
 from .chat import ChatCompletions
@@ -31,6 +31,7 @@ from .embeddings import CreateEmbeddings, Rerank
 from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
 from .exchange import Exchange
 from .generate import Generate
+from .llama_server import handlers as llama
 from .messages import SKIPPED, CountTokens, Messages
 from .models import GetModel, ListModels
 from .ollama.bodies import OllamaEmbedBody, OllamaEmbeddingsBody
@@ -47,6 +48,7 @@ from .reading import BodyReader
 from .responses import Responses
 from .routes import RouteRule
 from .tokens import Detokenize, Tokenize
+from .transcriptions import Transcriptions
 from .websocket import WebSocketEndpoint, deny_handshake
 
 # How long browsers keep the answer to a preflight.
@@ -93,21 +95,34 @@ def build_app(
         limit = ADMIN_RULES[method.path].max_body_bytes
         return route(routes.ADMIN[method.name], AdminCall(method, max_message_bytes=limit))
 
+    handlers: dict[RouteRule, Handler] = {
+        routes.CHAT: ChatCompletions(answering, bodies),
+        routes.COMPLETIONS: Completions(pipeline, answering, bodies),
+        routes.RESPONSES: Responses(answering, bodies),
+        routes.GENERATE: Generate(answering, bodies),
+        routes.MESSAGES: Messages(answering, bodies),
+        routes.COUNT_TOKENS: CountTokens(pipeline, bodies),
+        routes.TRANSCRIPTIONS: Transcriptions(answering, bodies),
+        routes.EMBEDDINGS: CreateEmbeddings(embeddings, bodies),
+        routes.RERANK: Rerank(embeddings, bodies),
+        routes.TOKENIZE: Tokenize(pipeline, bodies),
+        routes.DETOKENIZE: Detokenize(pipeline, bodies),
+        routes.LIST_MODELS: ListModels(models, created),
+        routes.GET_MODEL: GetModel(models, created),
+        routes.LLAMA_COMPLETION: llama.Completion(answering, bodies),
+        routes.LLAMA_INFILL: llama.Completion(answering, bodies, is_infill=True),
+        routes.LLAMA_TOKENIZE: llama.Tokenize(pipeline, bodies),
+        routes.LLAMA_DETOKENIZE: llama.Detokenize(pipeline, bodies),
+        routes.LLAMA_TEMPLATE: llama.ApplyTemplate(pipeline, bodies),
+        routes.LLAMA_PROPS: llama.Props(models),
+        routes.LLAMA_SLOTS: llama.refuse_slots,
+        routes.METRICS: llama.Metrics(probe),
+    }
+    handlers |= {alias: handlers[rule] for alias, rule in routes.ALIASES.items()}
     router = Router(
         [
-            route(routes.CHAT, ChatCompletions(answering, bodies)),
-            route(routes.COMPLETIONS, Completions(pipeline, answering, bodies)),
-            route(routes.RESPONSES, Responses(answering, bodies)),
-            route(routes.GENERATE, Generate(answering, bodies)),
+            *(route(rule, handle) for rule, handle in handlers.items()),
             WebSocketRoute(routes.GENERATE_SOCKET.path, WebSocketEndpoint(edge, answering, bodies)),
-            route(routes.MESSAGES, Messages(answering, bodies)),
-            route(routes.COUNT_TOKENS, CountTokens(pipeline, bodies)),
-            route(routes.EMBEDDINGS, CreateEmbeddings(embeddings, bodies)),
-            route(routes.RERANK, Rerank(embeddings, bodies)),
-            route(routes.TOKENIZE, Tokenize(pipeline, bodies)),
-            route(routes.DETOKENIZE, Detokenize(pipeline, bodies)),
-            route(routes.LIST_MODELS, ListModels(models, created)),
-            route(routes.GET_MODEL, GetModel(models, created)),
             route(routes.OLLAMA_CHAT, OllamaChat(answering, models, bodies)),
             route(routes.OLLAMA_GENERATE, OllamaGenerate(answering, models, bodies)),
             route(routes.OLLAMA_EMBED, OllamaEmbed(embeddings, bodies, OllamaEmbedBody)),
@@ -116,6 +131,9 @@ def build_app(
             route(routes.OLLAMA_TAGS, OllamaModels(models, created, is_running=False)),
             route(routes.OLLAMA_PS, OllamaModels(models, created, is_running=True)),
             open_route(routes.OLLAMA_VERSION, tell_version),
+            open_route(routes.HOME, home_page.home),
+            open_route(routes.HEALTH, llama.Health(probe)),
+            open_route(routes.V1_HEALTH, llama.Health(probe)),
             open_route(routes.OPENAPI, documents.openapi),
             open_route(routes.DOCS, documents.docs),
             open_route(routes.HEALTHZ, _Probed(probe, routes.HEALTHZ.path)),

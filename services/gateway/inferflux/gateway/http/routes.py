@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.descriptor import MethodDescriptor
 
@@ -58,6 +58,19 @@ OLLAMA_PS = RouteRule("GET", "/api/ps", Scope.MODELS)
 OLLAMA_VERSION = RouteRule("GET", "/api/version")
 OPENAPI = RouteRule("GET", "/openapi.json")
 DOCS = RouteRule("GET", "/docs")
+HOME = RouteRule("GET", "/")
+TRANSCRIPTIONS = RouteRule("POST", "/v1/audio/transcriptions", Scope.INFERENCE)
+# Of llama.cpp's server, where its scripts and plugins expect them.
+LLAMA_COMPLETION = RouteRule("POST", "/completion", Scope.INFERENCE)
+LLAMA_INFILL = RouteRule("POST", "/infill", Scope.INFERENCE)
+LLAMA_TOKENIZE = RouteRule("POST", "/tokenize", Scope.INFERENCE)
+LLAMA_DETOKENIZE = RouteRule("POST", "/detokenize", Scope.INFERENCE)
+LLAMA_TEMPLATE = RouteRule("POST", "/apply-template", Scope.INFERENCE)
+LLAMA_PROPS = RouteRule("GET", "/props", Scope.MODELS)
+LLAMA_SLOTS = RouteRule("GET", "/slots", Scope.MODELS)
+METRICS = RouteRule("GET", "/metrics", Scope.STATUS)
+HEALTH = RouteRule("GET", "/health")
+V1_HEALTH = RouteRule("GET", "/v1/health")
 HEALTHZ = RouteRule("GET", "/healthz")
 LIVEZ = RouteRule("GET", "/livez")
 READYZ = RouteRule("GET", "/readyz")
@@ -68,6 +81,32 @@ def _of_administrators(method: MethodDescriptor) -> RouteRule:
     max_bytes = min(MAX_BODY_BYTES, _JSON_FACTOR * rule.max_body_bytes)
     return RouteRule("POST", f"/v1/admin/{method.name}", Scope(rule.scope), max_bytes)
 
+
+def _without_v1(rule: RouteRule) -> RouteRule:
+    return replace(rule, path=rule.path.removeprefix("/v1"))
+
+
+# The same under the paths that clients call with a base address without `/v1`.
+ALIASES = {
+    _without_v1(rule): rule for rule in (CHAT, RESPONSES, EMBEDDINGS, RERANK, LIST_MODELS, TRANSCRIPTIONS)
+} | {replace(RERANK, path=path): RERANK for path in ("/v1/reranking", "/reranking")}
+
+# They are on the page of HTTP, and not in the OpenAPI document, which says of each thing one way to call it.
+UNDESCRIBED = (
+    HOME,
+    TRANSCRIPTIONS,
+    LLAMA_COMPLETION,
+    LLAMA_INFILL,
+    LLAMA_TOKENIZE,
+    LLAMA_DETOKENIZE,
+    LLAMA_TEMPLATE,
+    LLAMA_PROPS,
+    LLAMA_SLOTS,
+    METRICS,
+    HEALTH,
+    V1_HEALTH,
+    *ALIASES,
+)
 
 # By the name of the RPC.
 ADMIN = {method.name: _of_administrators(method) for method in ADMIN_METHODS}
@@ -99,5 +138,6 @@ ROUTES = (
     HEALTHZ,
     LIVEZ,
     READYZ,
+    *UNDESCRIBED,
     *ADMIN.values(),
 )

@@ -1,0 +1,60 @@
+"""Bodies of llama.cpp's server as they come, in its own API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferflux.gateway.http.bodies import Body, Int32, Items
+from inferflux.gateway.http.openai.bodies import Message, ModelName, SamplingBody, ToolBody
+
+Prompt = str | Items[str | Int32]
+
+
+class CompletionBody(SamplingBody):
+    """Of POST /completion. `n_predict` is `max_tokens`, and `n_probs` is `logprobs`: see `openai.fields`."""
+
+    prompt: Prompt
+    max_tokens: Int32 | None = None
+    logprobs: Int32 | None = None
+    return_tokens: bool | None = None
+
+
+class ExtraContext(Body):
+    text: str
+    filename: str | None = None
+
+
+class InfillBody(SamplingBody):
+    """Of POST /infill."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Items[ExtraContext] | None = None
+    prompt: str | None = None
+    max_tokens: Int32 | None = None
+    logprobs: Int32 | None = None
+    return_tokens: bool | None = None
+
+
+class TokenizeBody(Body):
+    """Of POST /tokenize: `content` as llama.cpp's server takes it, or what /v1/tokenize takes."""
+
+    model: ModelName = ""
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+    prompt: str | None = None
+    messages: Items[Message] | None = None
+    tools: Items[ToolBody] | None = None
+
+
+class TemplateBody(Body):
+    """Of POST /apply-template."""
+
+    model: ModelName = ""
+    messages: Items[Message]
+    tools: Items[ToolBody] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None

@@ -1,0 +1,189 @@
+"""What answers at the paths of llama.cpp's server."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.probe import Probe
+from inferflux.gateway.http.answering import Answering, Asked
+from inferflux.gateway.http.endpoint import Request
+from inferflux.gateway.http.errors import in_words_of
+from inferflux.gateway.http.exchange import Exchange
+from inferflux.gateway.http.openai import tokens
+from inferflux.gateway.http.openai.answers import Head, Json
+from inferflux.gateway.http.openai.bodies import DetokenizeBody
+from inferflux.gateway.http.openai.bodies import TokenizeBody as OwnTokenizeBody
+from inferflux.gateway.http.reading import GENERATION, BodyReader
+from inferflux.gateway.models import ModelRegistry
+from inferflux.gateway.pipeline import Pipeline
+from inferflux.v1 import inference_pb2
+
+from .bodies import CompletionBody, InfillBody, TemplateBody, TokenizeBody
+from .completion import CompletionAnswer, CompletionStream, field_names, to_completion, to_infill
+
+READY = "/readyz"
+METRICS = "/metrics"
+
+
+class NotSupported(InvalidArgument):
+    """llama.cpp's server has it, and this one never will."""
+
+    http_status = 501
+
+
+class Completion:
+    """Continues a prompt, or fills a gap, as one object or as a stream of them."""
+
+    def __init__(self, answering: Answering, bodies: BodyReader, *, is_infill: bool = False) -> None:
+        self._answering = answering
+        self._bodies = bodies
+        self._is_infill = is_infill
+
+    async def __call__(self, request: Request) -> None:
+        body: CompletionBody | InfillBody
+        if self._is_infill:
+            body, prompt = await self._bodies.read(request.body, InfillBody, to_infill)
+        else:
+            body, prompt = await self._bodies.read(request.body, CompletionBody, to_completion)
+        head = Head(request.request_id, body.model, int(time.time()))
+        asked = Asked([prompt], 1, partial(field_names, body), head)
+        if body.stream:
+            await self._answering.stream(request, asked, CompletionStream(head, body))
+        else:
+            await self._answering.whole(request, asked, CompletionAnswer(head, body))
+
+
+class Tokenize:
+    """Token ids of a content, with their texts where that is asked for; or as /v1/tokenize."""
+
+    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
+        self._pipeline = pipeline
+        self._bodies = bodies
+
+    async def __call__(self, request: Request) -> None:
+        body, asked = await self._bodies.read(request.body, TokenizeBody, _to_tokenize)
+        try:
+            answer = await self._pipeline.tokenize(request.caller, asked)
+        except InferFluxError as error:
+            names = {"text": "prompt" if body.content is None else "content"}
+            raise in_words_of(error, names) from None
+        if body.content is None:
+            await request.exchange.answer_json(tokens.of_tokenize(answer))
+            return
+        ids = list(answer.token_ids)
+        if body.with_pieces:
+            texts = [await self._text(request, body.model, token) for token in ids]
+            pieces = [{"id": token, "piece": text} for token, text in zip(ids, texts, strict=True)]
+            await request.exchange.answer_json({"tokens": pieces})
+        else:
+            await request.exchange.answer_json({"tokens": ids})
+
+    async def _text(self, request: Request, model: str, token: int) -> str:
+        given = inference_pb2.DetokenizeRequest(model=model, token_ids=[token])
+        return (await self._pipeline.detokenize(request.caller, given)).text
+
+
+def _to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
+    if body.content is None:
+        return tokens.to_tokenize(
+            OwnTokenizeBody(model=body.model, prompt=body.prompt, messages=body.messages, tools=body.tools)
+        )
+    return inference_pb2.TokenizeRequest(model=body.model, text=body.content)
+
+
+class Detokenize:
+    """The text of token ids, under the names of both APIs."""
+
+    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
+        self._pipeline = pipeline
+        self._bodies = bodies
+
+    async def __call__(self, request: Request) -> None:
+        _, asked = await self._bodies.read(request.body, DetokenizeBody, tokens.to_detokenize)
+        try:
+            answer = await self._pipeline.detokenize(request.caller, asked)
+        except InferFluxError as error:
+            raise in_words_of(error, tokens.DETOKENIZE_NAMES) from None
+        await request.exchange.answer_json({"content": answer.text, "prompt": answer.text})
+
+
+class ApplyTemplate:
+    """A conversation as the model's template renders it."""
+
+    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
+        self._pipeline = pipeline
+        self._bodies = bodies
+
+    async def __call__(self, request: Request) -> None:
+        body, asked = await self._bodies.read(request.body, TemplateBody, _to_render)
+        names = tokens.tokenize_names(OwnTokenizeBody(messages=body.messages, tools=body.tools))
+        try:
+            rendered = await self._pipeline.tokenize(request.caller, asked)
+            given = inference_pb2.DetokenizeRequest(model=body.model, token_ids=rendered.token_ids)
+            text = (await self._pipeline.detokenize(request.caller, given)).text
+        except InferFluxError as error:
+            raise in_words_of(error, names) from None
+        await request.exchange.answer_json({"prompt": text})
+
+
+def _to_render(body: TemplateBody) -> inference_pb2.TokenizeRequest:
+    return tokens.to_tokenize(OwnTokenizeBody(model=body.model, messages=body.messages, tools=body.tools))
+
+
+class Props:
+    """What llama.cpp's server says of itself and of its model: the default one, or the only one."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    async def __call__(self, request: Request) -> None:
+        name = await self._models.meant("", GENERATION)
+        model, _ = await self._models.named_for(request.caller, name, field="model")
+        card = model.card
+        made: Json = {
+            "default_generation_settings": {"n_ctx": card.context_length, "params": {}},
+            "total_slots": model.workers,
+            "model_alias": card.name,
+            "model_path": card.name,
+            "modalities": {"vision": card.takes_images, "audio": card.takes_audio},
+            "chat_template_caps": {"supports_tools": card.can_call_tools},
+            "build_info": "inferflux",
+            "is_sleeping": False,
+        }
+        await request.exchange.answer_json(made)
+
+
+class Metrics:
+    """The gateway's metrics, as at its metrics port."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+
+    async def __call__(self, request: Request) -> None:
+        status, content_type, body = self._probe.answer(METRICS, "")
+        await request.exchange.answer(status, body, content_type)
+
+
+async def refuse_slots(_request: Request) -> None:
+    """Raises:
+    NotSupported: clients have no slots here.
+    """
+    message = "slots belong to workers here: ClusterService, inferctl status and /metrics tell what runs"
+    raise NotSupported(message, reason="NOT_SUPPORTED")
+
+
+class Health:
+    """Whether it can serve, in llama.cpp's words."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+
+    async def __call__(self, exchange: Exchange) -> None:
+        status, _, _ = self._probe.answer(READY, "")
+        if status == 200:
+            await exchange.answer_json({"status": "ok"})
+        else:
+            said = {"code": status, "message": "it cannot serve now", "type": "unavailable_error"}
+            await exchange.answer_json({"error": said}, status)

@@ -1,0 +1,101 @@
+"""Bodies and objects of llama.cpp's server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.exchange import to_json
+from inferflux.gateway.http.llama_server.bodies import CompletionBody, InfillBody
+from inferflux.gateway.http.llama_server.completion import (
+    CompletionAnswer,
+    CompletionStream,
+    field_names,
+    to_completion,
+    to_infill,
+)
+from inferflux.gateway.http.openai.answers import Head
+from inferflux.gateway.http.reading import parse
+from inferflux.v1 import generation_pb2, tokens_pb2
+
+STOP = generation_pb2.FINISH_REASON_STOP
+LENGTH = generation_pb2.FINISH_REASON_LENGTH
+
+
+def body(**fields: Any) -> CompletionBody:
+    return parse(CompletionBody, to_json({"prompt": "a", **fields}))
+
+
+def infill(**fields: Any) -> InfillBody:
+    return parse(InfillBody, to_json({"input_prefix": "a", "input_suffix": "b", **fields}))
+
+
+def test_a_completion_has_llama_cpps_names() -> None:
+    made = to_completion(
+        body(n_predict=5, n_probs=2, repeat_last_n=7, seed=-1, stop=["x"], cache_prompt=True)
+    )
+    assert (made.text, made.params.max_tokens, made.params.sampling.logprobs) == ("a", 5, 2)
+    assert made.params.sampling.penalty_last_n == 7
+    assert to_completion(body(prompt=[1, 2])).token_ids.ids == [1, 2]
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], ["a", 1], []])
+def test_one_prompt_is_taken(prompt: list[Any]) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        to_completion(body(prompt=prompt))
+    assert caught.value.field == "prompt"
+
+
+def test_files_of_a_project_precede_the_gap() -> None:
+    made = to_infill(infill(input_extra=[{"filename": "x.py", "text": "one"}, {"text": "two"}], prompt="c"))
+    assert (made.text, made.suffix) == ("x.py\none\ntwo\nac", "b")
+    assert field_names(infill())["suffix"] == "input_suffix"
+
+
+def test_a_gap_has_something_around_it() -> None:
+    assert to_infill(infill(input_prefix="")).suffix == "b"
+    with pytest.raises(InvalidArgument):
+        to_infill(infill(input_prefix="", input_suffix=""))
+
+
+def chunks() -> list[tokens_pb2.TokenChunk]:
+    made = [tokens_pb2.TokenChunk(token_ids=[i], text=text) for i, text in enumerate("xyz")]
+    for i, chunk in enumerate(made):
+        entry = chunk.logprobs.add()
+        entry.chosen.token_id, entry.chosen.text, entry.chosen.logprob = i, chunk.text, -1.0
+    usage = generation_pb2.Usage(prompt_tokens=4, cached_prompt_tokens=1, completion_tokens=3)
+    timings = generation_pb2.Timings(prefill_ms=6.0, decode_ms=10.0)
+    made[-1].finished.CopyFrom(tokens_pb2.Finished(reason=STOP, usage=usage, timings=timings, stop="!"))
+    return made
+
+
+def test_an_answer_is_one_object_with_its_timings() -> None:
+    asked = body(return_tokens=True, n_probs=0, logprobs=1)
+    answer = CompletionAnswer(Head("1", "demo", 7), asked)
+    for chunk in chunks():
+        answer.add(0, chunk)
+    made = answer.to_json()
+    assert (made["content"], made["tokens"], made["stop"]) == ("xyz", [0, 1, 2], True)
+    assert (made["stop_type"], made["stopping_word"], made["model"]) == ("word", "!", "demo")
+    assert (made["timings"]["prompt_n"], made["timings"]["predicted_per_second"]) == (3, 300.0)
+    assert [one["token"] for one in made["completion_probabilities"]] == list("xyz")
+
+
+def test_a_stream_has_an_object_for_each_chunk_and_says_which_is_the_last() -> None:
+    stream = CompletionStream(Head("1", "demo", 7), body())
+    made = [message for chunk in chunks() for message in stream.messages(0, chunk)]
+    assert [(m["content"], m["tokens"], m["stop"]) for m in made] == [
+        ("x", [], False),
+        ("y", [], False),
+        ("z", [], True),
+    ]
+    assert [m["tokens_predicted"] for m in made] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("reason", "said"), [(STOP, "eos"), (LENGTH, "limit")])
+def test_what_ended_an_answer_is_told(reason: Any, said: str) -> None:
+    answer = CompletionAnswer(Head("1", "demo", 7), body())
+    answer.add(0, tokens_pb2.TokenChunk(finished=tokens_pb2.Finished(reason=reason)))
+    assert answer.to_json()["stop_type"] == said
