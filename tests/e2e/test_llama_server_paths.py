@@ -26,6 +26,11 @@ async def test_scripts_of_llama_cpps_server_find_their_paths(stack: Stack) -> No
     assert props["default_generation_settings"]["n_ctx"] > 0
     assert (await call(stack, "/slots")).status_code == 501
     assert "inferflux_" in (await call(stack, "/metrics")).text
+    assert props["chat_template"]
+    told = (await call(stack, "/tokenizer_info")).json()
+    assert told["eos_token"] == props["eos_token"]
+    bare = {"prompt": told["eos_token"], "add_special_tokens": False}
+    assert len((await call(stack, "/tokenize", bare)).json()["tokens"]) == 1
     rendered = (await call(stack, "/apply-template", {"messages": [HELLO]})).json()["prompt"]
     assert "Hello" in rendered
     tokens = (await call(stack, "/tokenize", {"content": "Once upon a time"})).json()["tokens"]

@@ -141,8 +141,13 @@ class WordTokenizer:
             raise InvalidArgument("unclosed", field=field, reason="BAD_CONSTRAINT")
         self.compiled.append(constraint)
 
-    async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]:
-        del digest, context_length, field
+    async def describe(self, digest: str) -> tokenizer_pb2.TokenizerDescribed:
+        return tokenizer_pb2.TokenizerDescribed(chat_template=digest)
+
+    async def tokenize(
+        self, digest: str, text: str, context_length: int, *, field: str, is_bare: bool = False
+    ) -> Sequence[int]:
+        del digest, context_length, field, is_bare
         self.is_asked.set()
         await self.may_answer.wait()
         return [len(word) for word in text.split()]

@@ -58,7 +58,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tmp_path: Path
     loaded = tokenizer(tmp_path)
     with pytest.raises(TokenizerFaultError) as caught:
         loaded.tokenize("he" * 10_000, 100)
-    assert "maximum context length is 100" in caught.value.message
+    assert "maximum context length is 100 tokens" in caught.value.message
     assert len(loaded.tokenize("he" * 10_000, 0)) == 10_001
 
 
@@ -241,5 +241,5 @@ def test_images_that_cannot_fit_are_refused(tmp_path: Path) -> None:
     loaded = tokenizer(tmp_path)
     rendered = loaded.render([picturing(None, None)])
     path = skeleton(tmp_path, tiny_projector(32))
-    with pytest.raises(TokenizerFaultError, match="maximum context length is 10"):
+    with pytest.raises(TokenizerFaultError, match="maximum context length is 10 tokens"):
         loaded.tokenize_rendered(rendered, 10, shown(b"one", b"two"), path)

@@ -234,15 +234,19 @@ class TokenizeText(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    IS_BARE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    is_bare: _builtins.bool
+    """Without BOS."""
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        is_bare: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_bare", b"is_bare", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,6 +359,48 @@ class DetokenizeIds(_message.Message):
 Global___DetokenizeIds: _TypeAlias = DetokenizeIds  # noqa: Y015
 
 @_typing.final
+class DescribeTokenizer(_message.Message):
+    """What programs that tokenize for themselves ask of a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeTokenizer: _TypeAlias = DescribeTokenizer  # noqa: Y015
+
+@_typing.final
+class TokenizerDescribed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOS_TOKEN_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    bos_token: _builtins.str
+    eos_token: _builtins.str
+    chat_template: _builtins.str
+    def __init__(
+        self,
+        *,
+        bos_token: _builtins.str = ...,
+        eos_token: _builtins.str = ...,
+        chat_template: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bos_token", b"bos_token", "chat_template", b"chat_template", "eos_token", b"eos_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizerDescribed: _TypeAlias = TokenizerDescribed  # noqa: Y015
+
+@_typing.final
 class TokenizerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -368,6 +414,7 @@ class TokenizerRequest(_message.Message):
     DETOKENIZE_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
+    DESCRIBE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     digest: _builtins.str
     """Of the model whose tokenizer is meant."""
@@ -387,6 +434,8 @@ class TokenizerRequest(_message.Message):
     def texts(self) -> Global___TokenizeTexts: ...
     @_builtins.property
     def gap(self) -> Global___TokenizeGap: ...
+    @_builtins.property
+    def describe(self) -> Global___DescribeTokenizer: ...
     def __init__(
         self,
         *,
@@ -400,12 +449,13 @@ class TokenizerRequest(_message.Message):
         detokenize: Global___DetokenizeIds | None = ...,
         texts: Global___TokenizeTexts | None = ...,
         gap: Global___TokenizeGap | None = ...,
+        describe: Global___DescribeTokenizer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "detokenize", b"detokenize", "gap", b"gap", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "describe", b"describe", "detokenize", b"detokenize", "gap", b"gap", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "detokenize", b"detokenize", "digest", b"digest", "gap", b"gap", "id", b"id", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compile", b"compile", "context_length", b"context_length", "describe", b"describe", "detokenize", b"detokenize", "digest", b"digest", "gap", b"gap", "id", b"id", "load", b"load", "text", b"text", "texts", b"texts", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile", "detokenize", "texts", "gap"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["load", "chat", "text", "compile", "detokenize", "texts", "gap", "describe"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -549,6 +599,7 @@ class TokenizerResponse(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
+    DESCRIBED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     text: _builtins.str
     @_builtins.property
@@ -563,6 +614,8 @@ class TokenizerResponse(_message.Message):
     def chat(self) -> Global___RenderedChat: ...
     @_builtins.property
     def texts(self) -> Global___TokenizedTexts: ...
+    @_builtins.property
+    def described(self) -> Global___TokenizerDescribed: ...
     def __init__(
         self,
         *,
@@ -574,12 +627,13 @@ class TokenizerResponse(_message.Message):
         chat: Global___RenderedChat | None = ...,
         text: _builtins.str = ...,
         texts: Global___TokenizedTexts | None = ...,
+        described: Global___TokenizerDescribed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "loaded", b"loaded", "result", b"result", "text", b"text", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "described", b"described", "error", b"error", "loaded", b"loaded", "result", b"result", "text", b"text", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "text", b"text", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "compiled", b"compiled", "described", b"described", "error", b"error", "id", b"id", "loaded", b"loaded", "result", b"result", "text", b"text", "texts", b"texts", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled", "chat", "text", "texts"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["tokens", "loaded", "error", "compiled", "chat", "text", "texts", "described"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

@@ -77,7 +77,11 @@ class Tokenizes(Compiles, TokenizesTexts, Protocol):
         asked: tokenizer_pb2.RenderChat | None = None,
     ) -> tokenizer_pb2.RenderedChat: ...
 
-    async def tokenize(self, digest: str, text: str, context_length: int, *, field: str) -> Sequence[int]: ...
+    async def describe(self, digest: str) -> tokenizer_pb2.TokenizerDescribed: ...
+
+    async def tokenize(
+        self, digest: str, text: str, context_length: int, *, field: str, is_bare: bool = False
+    ) -> Sequence[int]: ...
 
     async def tokenize_gap(
         self, digest: str, prefix: str, suffix: str, context_length: int
@@ -258,10 +262,22 @@ class Pipeline:
         logs.bind_request(**logs.of_request(request_id, caller.tenant))
         await self._services.canceller.cancel(caller.tenant, request_id)
 
+    async def describe(self, caller: Caller, name: str) -> tokenizer_pb2.TokenizerDescribed:
+        """What programs that tokenize for themselves ask of a model.
+
+        Raises:
+            PermissionDenied: the caller may not use the model.
+        """
+        card, _ = await self._card(caller, name)
+        return await self._tokenizers.describe(card.digest)
+
     async def tokenize(
-        self, caller: Caller, request: inference_pb2.TokenizeRequest
+        self, caller: Caller, request: inference_pb2.TokenizeRequest, *, is_bare: bool = False
     ) -> inference_pb2.TokenizeResponse:
         """Token ids of a text or a conversation, as a generation would use them.
+
+        Args:
+            is_bare: of a text: without BOS.
 
         Raises:
             InvalidArgument: the prompt cannot be rendered or tokenized, or cannot fit into the context.
@@ -275,7 +291,7 @@ class Pipeline:
         if kind == "text":
             validation.check_text(request.text, max_text_bytes=most, field="text")
             ids = await self._tokenizers.tokenize(
-                card.digest, request.text, card.context_length, field="text"
+                card.digest, request.text, card.context_length, field="text", is_bare=is_bare
             )
         else:
             messages = request.conversation.messages

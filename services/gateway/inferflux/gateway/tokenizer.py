@@ -93,14 +93,25 @@ class Tokenizer:
         except ConstraintError as error:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_CONSTRAINT, str(error)) from None
 
-    def tokenize(self, text: str, context_length: int) -> list[int]:
+    def described(self) -> tokenizer_pb2.TokenizerDescribed:
+        """What programs that tokenize for themselves ask of it."""
+        return tokenizer_pb2.TokenizerDescribed(
+            chat_template=self._vocab.chat_template or "", **self._vocab.template_tokens
+        )
+
+    def tokenize(self, text: str, context_length: int, *, is_bare: bool = False) -> list[int]:
         """Token ids of a prompt: special tokens recognised, and BOS first where the model wants one.
+
+        Args:
+            is_bare: without BOS.
 
         Raises:
             TokenizerFaultError: it cannot fit into `context_length` tokens (0: no limit), or llama.cpp
                 cannot tokenize it.
         """
-        return self._ids([text], context_length).ids
+        ids = self._ids([text], context_length).ids
+        has_bos = self._vocab.adds_bos and ids[:1] == [self._vocab.bos]
+        return ids[1:] if is_bare and has_bos else ids
 
     def tokenize_rendered(
         self,
@@ -139,8 +150,8 @@ class Tokenizer:
         at_least = -(-n_bytes // self._longest) + sum(map(length_of, layouts))
         if context_length and at_least > context_length:
             message = (
-                f"the prompt has at least {at_least} tokens; the model's maximum context length is "
-                f"{context_length} tokens"
+                f"this model's maximum context length is {context_length} tokens; the prompt has at least "
+                f"{at_least}"
             )
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
         ids: list[int] = []
@@ -212,8 +223,7 @@ class Tokenizer:
             ids.insert(0, self._vocab.bos)
         if context_length and len(ids) >= context_length:
             message = (
-                f"the prompt has {len(ids)} tokens; the model's maximum context length is "
-                f"{context_length} tokens"
+                f"this model's maximum context length is {context_length} tokens; the prompt has {len(ids)}"
             )
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_TOO_LONG, message)
         return ids

@@ -100,6 +100,9 @@ class TokenizerServer:
             ):
                 response.texts.texts.add(ids=ids)
             return
+        if kind == "describe":
+            response.described.CopyFrom(tokenizer.described())
+            return
         if kind == "gap":
             gap = request.gap
             ids = tokenizer.tokenize_gap(gap.prefix, gap.suffix, request.context_length)
@@ -121,7 +124,9 @@ class TokenizerServer:
             response.chat.tokens.ids.extend(prompt.ids)
             response.chat.images.extend(prompt.images)
         else:
-            response.tokens.ids.extend(tokenizer.tokenize(request.text.text, request.context_length))
+            work = request.text
+            ids = tokenizer.tokenize(work.text, request.context_length, is_bare=work.is_bare)
+            response.tokens.ids.extend(ids)
 
     def _load(self, path: Path) -> Tokenizer:
         with self._loading:

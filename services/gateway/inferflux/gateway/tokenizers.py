@@ -97,11 +97,18 @@ class Tokenizers:
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)
         return (await self._model(digest).work(request, field="messages")).chat
 
+    async def describe(self, digest: str) -> tokenizer_pb2.TokenizerDescribed:
+        """What programs that tokenize for themselves ask of a model; raises as `render_chat`."""
+        work = tokenizer_pb2.DescribeTokenizer()
+        request = tokenizer_pb2.TokenizerRequest(digest=digest, describe=work)
+        return (await self._model(digest).work(request, field="model")).described
+
     async def tokenize(
-        self, digest: str, text: str, context_length: int, *, field: str = "text"
+        self, digest: str, text: str, context_length: int, *, field: str = "text", is_bare: bool = False
     ) -> Sequence[int]:
-        """Token ids of a text, BOS first where the model wants one; raises as `render_chat`."""
-        work = tokenizer_pb2.TokenizeText(text=text)
+        """Token ids of a text, BOS first where the model wants one and `is_bare` does not forbid it; raises as
+        `render_chat`."""
+        work = tokenizer_pb2.TokenizeText(text=text, is_bare=is_bare)
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, text=work)
         return (await self._model(digest).work(request, field=field)).tokens.ids
 

@@ -114,7 +114,8 @@ def build_app(
         routes.LLAMA_TOKENIZE: llama.Tokenize(pipeline, bodies),
         routes.LLAMA_DETOKENIZE: llama.Detokenize(pipeline, bodies),
         routes.LLAMA_TEMPLATE: llama.ApplyTemplate(pipeline, bodies),
-        routes.LLAMA_PROPS: llama.Props(models),
+        routes.LLAMA_PROPS: llama.Props(pipeline, models),
+        routes.TOKENIZER_INFO: llama.TokenizerInfo(pipeline, models),
         routes.LLAMA_SLOTS: llama.refuse_slots,
         routes.METRICS: llama.Metrics(probe),
     }

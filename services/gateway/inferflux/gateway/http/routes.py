@@ -67,6 +67,8 @@ LLAMA_TOKENIZE = RouteRule("POST", "/tokenize", Scope.INFERENCE)
 LLAMA_DETOKENIZE = RouteRule("POST", "/detokenize", Scope.INFERENCE)
 LLAMA_TEMPLATE = RouteRule("POST", "/apply-template", Scope.INFERENCE)
 LLAMA_PROPS = RouteRule("GET", "/props", Scope.MODELS)
+# vLLM's, which lm-eval asks for.
+TOKENIZER_INFO = RouteRule("GET", "/tokenizer_info", Scope.MODELS)
 LLAMA_SLOTS = RouteRule("GET", "/slots", Scope.MODELS)
 METRICS = RouteRule("GET", "/metrics", Scope.STATUS)
 HEALTH = RouteRule("GET", "/health")
@@ -101,6 +103,7 @@ UNDESCRIBED = (
     LLAMA_DETOKENIZE,
     LLAMA_TEMPLATE,
     LLAMA_PROPS,
+    TOKENIZER_INFO,
     LLAMA_SLOTS,
     METRICS,
     HEALTH,

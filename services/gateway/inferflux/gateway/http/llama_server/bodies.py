@@ -48,6 +48,7 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: Items[Message] | None = None
     tools: Items[ToolBody] | None = None
+    add_special_tokens: bool | None = None
 
 
 class TemplateBody(Body):

@@ -65,7 +65,7 @@ class Tokenize:
     async def __call__(self, request: Request) -> None:
         body, asked = await self._bodies.read(request.body, TokenizeBody, _to_tokenize)
         try:
-            answer = await self._pipeline.tokenize(request.caller, asked)
+            answer = await self._pipeline.tokenize(request.caller, asked, is_bare=not _adds_special(body))
         except InferFluxError as error:
             names = {"text": "prompt" if body.content is None else "content"}
             raise in_words_of(error, names) from None
@@ -83,6 +83,11 @@ class Tokenize:
     async def _text(self, request: Request, model: str, token: int) -> str:
         given = inference_pb2.DetokenizeRequest(model=model, token_ids=[token])
         return (await self._pipeline.detokenize(request.caller, given)).text
+
+
+def _adds_special(body: TokenizeBody) -> bool:
+    """llama.cpp's server adds nothing by itself, vLLM's does."""
+    return bool(body.add_special) if body.content is not None else body.add_special_tokens is not False
 
 
 def _to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
@@ -132,22 +137,47 @@ def _to_render(body: TemplateBody) -> inference_pb2.TokenizeRequest:
     return tokens.to_tokenize(OwnTokenizeBody(model=body.model, messages=body.messages, tools=body.tools))
 
 
+class TokenizerInfo:
+    """What vLLM says of a tokenizer: lm-eval asks for it. Of the default model, or the only one."""
+
+    def __init__(self, pipeline: Pipeline, models: ModelRegistry) -> None:
+        self._pipeline = pipeline
+        self._models = models
+
+    async def __call__(self, request: Request) -> None:
+        name = await self._models.meant("", GENERATION)
+        told = await self._pipeline.describe(request.caller, name)
+        await request.exchange.answer_json(
+            {
+                "bos_token": told.bos_token or None,
+                "eos_token": told.eos_token or None,
+                "pad_token": None,
+                "chat_template": told.chat_template or None,
+            }
+        )
+
+
 class Props:
     """What llama.cpp's server says of itself and of its model: the default one, or the only one."""
 
-    def __init__(self, models: ModelRegistry) -> None:
+    def __init__(self, pipeline: Pipeline, models: ModelRegistry) -> None:
+        self._pipeline = pipeline
         self._models = models
 
     async def __call__(self, request: Request) -> None:
         name = await self._models.meant("", GENERATION)
         model, _ = await self._models.named_for(request.caller, name, field="model")
         card = model.card
+        told = await self._pipeline.describe(request.caller, name)
         made: Json = {
             "default_generation_settings": {"n_ctx": card.context_length, "params": {}},
             "total_slots": model.workers,
             "model_alias": card.name,
             "model_path": card.name,
             "modalities": {"vision": card.takes_images, "audio": card.takes_audio},
+            "chat_template": told.chat_template,
+            "bos_token": told.bos_token,
+            "eos_token": told.eos_token,
             "chat_template_caps": {"supports_tools": card.can_call_tools},
             "build_info": "inferflux",
             "is_sleeping": False,
