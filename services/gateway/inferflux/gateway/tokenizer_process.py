@@ -87,17 +87,8 @@ class TokenizerServer:
             response.text = tokenizer.detokenize(request.detokenize.tokens.ids)
             return
         if kind == "texts":
-            asked = request.texts
-            if asked.is_bare:
-                response.texts.SetInParent()
-                for ids in tokenizer.tokenize_bare(asked.texts):
-                    response.texts.texts.add(ids=ids)
-                return
-            query = asked.query if asked.HasField("query") else None
             response.texts.SetInParent()
-            for ids in tokenizer.tokenize_texts(
-                asked.texts, request.context_length, query=query, truncate=asked.truncate
-            ):
+            for ids in _ids_of_texts(tokenizer, request):
                 response.texts.texts.add(ids=ids)
             return
         if kind == "describe":
@@ -133,6 +124,14 @@ class TokenizerServer:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer(path, max_rendered_bytes=self._max_rendered_bytes)
             return self._tokenizer
+
+
+def _ids_of_texts(tokenizer: Tokenizer, request: tokenizer_pb2.TokenizerRequest) -> list[list[int]]:
+    asked = request.texts
+    if asked.is_bare:
+        return tokenizer.tokenize_bare(asked.texts)
+    query = asked.query if asked.HasField("query") else None
+    return tokenizer.tokenize_texts(asked.texts, request.context_length, query=query, truncate=asked.truncate)
 
 
 def main() -> None:

@@ -106,8 +106,7 @@ class Tokenizers:
     async def tokenize(
         self, digest: str, text: str, context_length: int, *, field: str = "text", is_bare: bool = False
     ) -> Sequence[int]:
-        """Token ids of a text, BOS first where the model wants one and `is_bare` does not forbid it; raises as
-        `render_chat`."""
+        """Token ids of a text, with BOS where the model wants one or without; raises as `render_chat`."""
         work = tokenizer_pb2.TokenizeText(text=text, is_bare=is_bare)
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, text=work)
         return (await self._model(digest).work(request, field=field)).tokens.ids

@@ -129,8 +129,8 @@ def check_prompt_length(n_tokens: int, card: model_pb2.ModelCard, *, field: str)
         raise InvalidArgument("the prompt has no tokens", field=field)
     if n_tokens + 1 > card.context_length:
         raise InvalidArgument(
-            f"this model's maximum context length is {card.context_length} tokens; the prompt has {n_tokens}, "
-            "and the answer needs one",
+            f"this model's maximum context length is {card.context_length} tokens; the prompt has "
+            f"{n_tokens}, and the answer needs one",
             field=field,
             reason="PROMPT_TOO_LONG",
         )
