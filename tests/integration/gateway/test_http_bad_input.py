@@ -85,13 +85,18 @@ FUNCTION = {"type": "function", "function": {"name": "f g"}}
 @pytest.mark.parametrize(
     ("path", "fields", "param", "begin"),
     [
-        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages", "the prompt has"),
-        (COMPLETION, {"prompt": LONG}, "prompt", "the prompt has"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": LONG}]},
+            "messages",
+            "this model's maximum context length is",
+        ),
+        (COMPLETION, {"prompt": LONG}, "prompt", "this model's maximum context length is"),
         (COMPLETION, {"prompt": [[1], [10**6]]}, "prompt[1][0]", "prompt[1][0]: token id 1000000"),
         (COMPLETION, {"prompt": [10**6]}, "prompt[0]", "prompt[0]: token id 1000000"),
         (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]", "prompt[1] is empty"),
         ("/generate", {"prompt": [-1]}, "prompt[0]", "prompt[0]: token id -1"),
-        ("/v1/responses", {"input": LONG}, "input", "the prompt has"),
+        ("/v1/responses", {"input": LONG}, "input", "this model's maximum context length is"),
         (
             "/v1/responses",
             {"input": [{"type": "function_call", "call_id": "c", "name": "f g"}]},
@@ -113,9 +118,9 @@ FUNCTION = {"type": "function", "function": {"name": "f g"}}
         ),
         (
             CHAT,
-            {"messages": [{"role": "user", "content": "a"}], "functions": []},
-            "functions",
-            "functions: it is not supported: use tools",
+            {"messages": [{"role": "user", "content": "a"}], "functions": [{}]},
+            "functions[0].name",
+            "functions[0].name is missing",
         ),
     ],
 )
@@ -182,7 +187,7 @@ async def test_a_schema_that_is_not_asked_for_is_not_repeated(http: HttpClient, 
     body = b'{"model": "demo", "input": "a", "text": {"format": {"type": "text", "schema": {"a": NaN}}}}'
     calling = asyncio.create_task(http.post("/v1/responses", body, **{"x-request-id": "bad-echo"}))
     await backend.finish(await backend.job("bad-echo"), n=1)
-    assert (await calling).json()["text"] == {"format": {"type": "text"}}
+    assert (await calling).json()["text"]["format"] == {"type": "text"}
 
 
 async def test_the_last_of_two_equal_names_counts(http: HttpClient, backend: Backend) -> None:

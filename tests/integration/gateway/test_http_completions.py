@@ -67,10 +67,10 @@ async def test_token_ids_are_echoed_as_their_text(http: HttpClient, backend: Bac
         ({"prompt": [999_999], "echo": True}, "prompt[0]", "invalid_value"),
         ({"prompt": [[1], [1, 999_999]], "echo": True}, "prompt[1][1]", "invalid_value"),
         ({"prompt": "word " * 5000}, "prompt", "context_length_exceeded"),
-        ({"suffix": "x"}, "suffix", "unsupported_value"),
+        ({"suffix": "x", "echo": True}, "suffix", "unsupported_value"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),
         ({"prompt": ["a"] * 100, "n": 2}, "n", "invalid_value"),
-        ({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        ({"max_tokens": -2}, "max_tokens", "invalid_value"),
     ],
 )
 async def test_a_bad_body_is_refused_by_name(

@@ -232,7 +232,7 @@ async def test_a_response_that_fails_ends_with_its_error(http: HttpClient, backe
         ({"input": [{"type": "function_call"}]}, "input[0].call_id"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 50}, "top_logprobs"),
-        ({"tools": [{"type": "mcp"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"name": "f"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         (

@@ -42,11 +42,16 @@ class Completion:
         self._is_infill = is_infill
 
     async def __call__(self, request: Request) -> None:
-        body: CompletionBody | InfillBody
         if self._is_infill:
-            body, prompt = await self._bodies.read(request.body, InfillBody, to_infill)
+            gap, prompt = await self._bodies.read(request.body, InfillBody, to_infill)
+            await self._answer(request, gap, prompt)
         else:
             body, prompt = await self._bodies.read(request.body, CompletionBody, to_completion)
+            await self._answer(request, body, prompt)
+
+    async def _answer(
+        self, request: Request, body: CompletionBody | InfillBody, prompt: inference_pb2.GenerateRequest
+    ) -> None:
         head = Head(request.request_id, body.model, int(time.time()))
         asked = Asked([prompt], 1, partial(field_names, body), head)
         if body.stream:

@@ -75,8 +75,8 @@ class Conversation:
     def _add_call(self, item: InputItem, arguments: str, field: str) -> None:
         calls = self._assistant(field).tool_calls
         self._calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = field
-        name = _given(item.name, f"{field}.name")
-        calls.add(id=_given(item.call_id, f"{field}.call_id"), name=name, arguments=arguments)
+        call_id = _given(item.call_id, f"{field}.call_id")
+        calls.add(id=call_id, name=_given(item.name, f"{field}.name"), arguments=arguments)
 
     def _add_output(self, item: InputItem, call_id: str, field: str) -> None:
         output = _text(item.output, f"{field}.output")
