@@ -21,7 +21,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim chaos fleet fuzz hostile lint fmt protos docs clean
+.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim chaos fleet suites test-all fuzz hostile lint fmt protos docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -64,6 +64,11 @@ chaos: .venv/.dev  ## kill, stop and pause processes at random under load, no cl
 
 fleet: .venv/.dev  ## hosts in network namespaces, broken under load (Linux, root); SEED=1 SECONDS=120 CASES=chaos
 	@PYTHONPATH=tests $(BIN)/python -m fleet $(CASES) --seed $(SEED) --seconds $(SECONDS) $(ARGS)
+
+suites: .venv/.dev  ## run clients and suites that others wrote against a stack, and print a table; ARGS="--only llama"
+	@PYTHONPATH=tests $(BIN)/python -m suites $(ARGS)
+
+test-all: test suites  ## `make test`, and the suites of others
 
 fuzz: .venv/.dev  ## call every RPC with odd messages, metadata, hang-ups and raw bytes; SEED=1 CALLS=50000
 	@$(BIN)/python -m benchmarks.fuzz --seed $(SEED) --calls $(CALLS) $(ARGS)

@@ -104,6 +104,19 @@ def built_server() -> Path | None:
     return place.server if place.is_built() else None
 
 
+def source(env: Mapping[str, str]) -> Path:
+    """The folder of llama.cpp as the pinned package has it; fetched where it is not there.
+
+    Raises:
+        PeerError: it cannot be fetched.
+    """
+    pin = pin_of(_PACKAGE, PINS.read_text())
+    place = place_of(pin.version, env)
+    if not place.source.exists():
+        _fetch(place, pin)
+    return place.source / "vendor" / "llama.cpp"
+
+
 def build(place: Place, pin: Pin, flags: str) -> None:
     """Fetch the source, if it is not there, and compile the server.
 

@@ -1,0 +1,1 @@
+"""Suites and clients that others wrote, run against a stack: `make suites`."""
