@@ -85,6 +85,7 @@ class CheckingCache:
         self._next_token = next_token
         self.prefill_cells = prefill_cells
         self.long_step_tokens = self.batch_tokens if has_long_steps else 0
+        self.long_mixed_tokens = self.long_step_tokens
         # Seconds of a token in the prefill context, by the warm-up: where there are long steps, the others
         # are shorter than a batch.
         self._prefill_token_s = 0.01 if has_long_steps else 0.0006

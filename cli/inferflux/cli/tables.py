@@ -70,6 +70,8 @@ def model_view(model: model_pb2.Model) -> RenderableType:
         ("context", f"{card.context_length:,}"),
         ("KV of a token", bytes_words(card.kv_bytes_per_token) if card.kv_bytes_per_token else ""),
         ("can", ", ".join(abilities(card))),
+        ("computes with", ", ".join(_path_name(path) for path in card.paths if path.is_on)),
+        ("without", "\n".join(paths_without(card))),
     )
     for name, words in rows:
         if words:
@@ -100,6 +102,15 @@ def abilities(card: model_pb2.ModelCard) -> list[str]:
         ("speculation", card.can_speculate),
     )
     return [word for word, holds in known if holds]
+
+
+def paths_without(card: model_pb2.ModelCard) -> list[str]:
+    """What its engine does without, or without a part of, and why."""
+    return [f"{_path_name(path)}: {escape(path.reason)}" for path in card.paths if path.reason]
+
+
+def _path_name(path: model_pb2.EnginePath) -> str:
+    return escape(path.name.replace("_", " "))
 
 
 def _names(model: model_pb2.Model) -> str:
@@ -288,6 +299,7 @@ def _device_lines(status: scheduler_pb2.WorkerStatus) -> list[str]:
     if context.gpu_layers:
         on = ", ".join(device.name for device in context.devices if device.layers)
         lines.append(f"[dim]{name}: {context.gpu_layers} of {context.layers} layers on GPUs: {escape(on)}[/]")
+    lines += [f"[dim]{name}: without {why}[/]" for card in status.models for why in paths_without(card)]
     return lines
 
 

@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from inferflux.common import subjects
+from inferflux.common.errors import InferFluxError
 
+from .client import Client
 from .errors import CommandError
 from .model_files.choosing import DEMO, Chosen, choose
 from .model_files.named import SMOLLM2
@@ -26,13 +28,15 @@ from .stack.follow import LogTail
 from .stack.ignored import ignored_variables
 from .stack.options import DEMO_MODEL, ENGINE, NULL_WORKERS
 from .state_dir import StateDir, home_path
+from .tables import paths_without
 
 _TLS = "the CA: INFERFLUX_TLS_CA; beside it client.pem and client.key, which NATS asks for"
 
 
 async def serve(stack: Stack, console: Console) -> None:
     """Say where it is, and go on until cancelled."""
-    console.print("\n".join([*warnings(stack), *welcome(stack, _program())]), soft_wrap=True)
+    lines = [*warnings(stack), *await _without(stack), *welcome(stack, _program())]
+    console.print("\n".join(lines), soft_wrap=True)
     await asyncio.Event().wait()
 
 
@@ -56,6 +60,17 @@ def warnings(stack: Stack) -> list[str]:
         f"[yellow]{escape(variable)} is ignored: is it meant to be {escape(nearest)}?[/]"
         for variable, nearest in ignored_variables(chain.from_iterable(logs)).items()
     ]
+
+
+async def _without(stack: Stack) -> list[str]:
+    """Lines of rich markup: what the models' engines found not to work, and do without."""
+    with contextlib.suppress(InferFluxError):  # then `status` says it
+        async with Client(stack.target) as client:
+            cards = [model.card for model in await client.models()]
+        return [
+            f"[yellow]{escape(card.name)} without {why}[/]" for card in cards for why in paths_without(card)
+        ]
+    return []
 
 
 def welcome(stack: Stack, program: str) -> list[str]:

@@ -97,7 +97,14 @@ def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:
     model.CopyFrom(READY)
     model.card.MergeFrom(
         model_pb2.ModelCard(
-            has_chat_template=True, can_call_tools=True, can_speculate=True, takes_images=True
+            has_chat_template=True,
+            can_call_tools=True,
+            can_speculate=True,
+            takes_images=True,
+            paths=[
+                model_pb2.EnginePath(name="flash_attention", is_on=True),
+                model_pb2.EnginePath(name="prefill_context", reason="no [memory]"),
+            ],
         )
     )
     model.places[0].path = "/models/[chat].gguf"
@@ -106,6 +113,8 @@ def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:
     with console.capture() as capture:
         console.print(model_view(model))
     said = capture.get()
+    assert "flash attention" in said
+    assert "prefill context: no [memory]" in said
     assert "chat, tools, images, speculation" in said
     assert "/models/[chat].gguf" in said
     assert "/models/[eyes].gguf" in said

@@ -109,7 +109,7 @@ def test_prompts_have_every_step_while_nothing_decodes() -> None:
 
 def long_planner() -> Planner:
     """Steps hold about 40 prompt tokens, long ones 200."""
-    budget = StepBudget(256, 2.0, 0.04, long_step_tokens=200)
+    budget = StepBudget(256, 2.0, 0.04, long_step_tokens=200, long_mixed_tokens=150)
     for n in (16, 64, 32):
         budget.observe(n, 0, 0.001 * n)
         budget.observe(n, 0, 0.001 * n, in_prefill_context=True)
@@ -132,6 +132,15 @@ def test_a_step_is_long_while_nothing_decodes_and_until_one_was_given_up() -> No
         assert short.n_prefill == pytest.approx(40, abs=5)
     plans.next([decode], [], 1000)
     assert plans.next([], [prompt], 1000).is_long
+
+
+def test_a_prompt_that_finds_no_prefill_context_takes_long_steps_as_well() -> None:
+    plans, prompt, decode = long_planner(), sequence(1, 900), sequence(0, 1, decoding=True)
+    long = plans.next([], [prompt], 0)
+    assert (long.is_long, long.in_prefill_context, long.n_prefill) == (True, False, 150)
+    assert not plans.next([decode], [prompt], 0).is_long
+    plans.interrupted()
+    assert not plans.next([], [prompt], 0).is_long
 
 
 def test_a_short_prompt_needs_no_long_step() -> None:

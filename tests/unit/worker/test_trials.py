@@ -15,6 +15,7 @@ FOUND = Trials(
     PrefixSharing(Sharing.WINDOW, "a window", 64),
     cuts_states=True,
     prefill_works=True,
+    prefill_error="why",
     timings=[Timing(16, 0, 0.25), Timing(0, 1, 0.125, in_prefill_context=True)],
     single_thread_tokens=3,
     cell_s=1e-9,

@@ -196,6 +196,7 @@ class EngineTrials(_message.Message):
     SHARING_WINDOW_FIELD_NUMBER: _builtins.int
     CUTS_STATES_FIELD_NUMBER: _builtins.int
     PREFILL_WORKS_FIELD_NUMBER: _builtins.int
+    PREFILL_ERROR_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     SINGLE_THREAD_TOKENS_FIELD_NUMBER: _builtins.int
     CELL_S_FIELD_NUMBER: _builtins.int
@@ -211,6 +212,8 @@ class EngineTrials(_message.Message):
     cuts_states: _builtins.bool
     prefill_works: _builtins.bool
     """Whether the main context goes on after what the prefill context computes."""
+    prefill_error: _builtins.str
+    """Why it does not."""
     single_thread_tokens: _builtins.int
     """Steps of at most this many tokens are left to one thread."""
     cell_s: _builtins.float
@@ -235,6 +238,7 @@ class EngineTrials(_message.Message):
         sharing_window: _builtins.int = ...,
         cuts_states: _builtins.bool = ...,
         prefill_works: _builtins.bool = ...,
+        prefill_error: _builtins.str = ...,
         timings: _abc.Iterable[Global___EngineTiming] | None = ...,
         single_thread_tokens: _builtins.int = ...,
         cell_s: _builtins.float = ...,
@@ -245,7 +249,7 @@ class EngineTrials(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_error", b"_constraint_error", "_move_s", b"_move_s", "constraint_error", b"constraint_error", "move_s", b"move_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_error", b"_constraint_error", "_move_s", b"_move_s", "cell_s", b"cell_s", "constraint_error", b"constraint_error", "cuts_states", b"cuts_states", "kv_cells", b"kv_cells", "move_s", b"move_s", "moved_cell_s", b"moved_cell_s", "prefill_works", b"prefill_works", "row_times", b"row_times", "sharing", b"sharing", "sharing_reason", b"sharing_reason", "sharing_window", b"sharing_window", "single_thread_tokens", b"single_thread_tokens", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_error", b"_constraint_error", "_move_s", b"_move_s", "cell_s", b"cell_s", "constraint_error", b"constraint_error", "cuts_states", b"cuts_states", "kv_cells", b"kv_cells", "move_s", b"move_s", "moved_cell_s", b"moved_cell_s", "prefill_error", b"prefill_error", "prefill_works", b"prefill_works", "row_times", b"row_times", "sharing", b"sharing", "sharing_reason", b"sharing_reason", "sharing_window", b"sharing_window", "single_thread_tokens", b"single_thread_tokens", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__constraint_error: _TypeAlias = _typing.Literal["constraint_error"]  # noqa: Y015
     _WhichOneofArgType__constraint_error: _TypeAlias = _typing.Literal["_constraint_error", b"_constraint_error"]  # noqa: Y015
@@ -641,6 +645,7 @@ class EngineReady(_message.Message):
     TAKES_AUDIO_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -675,6 +680,10 @@ class EngineReady(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAdapterLoaded]:
         """Those of EngineConfig."""
 
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.EnginePath]:
+        """What it found out about itself at the start."""
+
     def __init__(
         self,
         *,
@@ -698,10 +707,11 @@ class EngineReady(_message.Message):
         takes_audio: _builtins.bool = ...,
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
+        paths: _abc.Iterable[_model_pb2.EnginePath] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,6 +139,7 @@ class ModelCard(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     digest: _builtins.str
     """Hex SHA-256 over the GGUF's metadata, tensor index, size and some pages of its weights."""
@@ -182,6 +183,10 @@ class ModelCard(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterCard]:
         """That requests may choose: `name:adapter`."""
 
+    @_builtins.property
+    def paths(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnginePath]:
+        """What its engine found out about itself; empty before it was loaded."""
+
     def __init__(
         self,
         *,
@@ -208,16 +213,46 @@ class ModelCard(_message.Message):
         role: Global___ModelRole.ValueType = ...,
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___AdapterCard] | None = ...,
+        paths: _abc.Iterable[Global___EnginePath] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "has_generic_tools", b"has_generic_tools", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "has_generic_tools", b"has_generic_tools", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "paths", b"paths", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
     _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__can_speculate) -> _WhichOneofReturnType__can_speculate | None: ...
 
 Global___ModelCard: _TypeAlias = ModelCard  # noqa: Y015
+
+@_typing.final
+class EnginePath(_message.Message):
+    """A way to compute that an engine tries at its start, and goes without where it fails."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IS_ON_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """flash_attention, prefill_context, prefix_sharing, constraints or speculation."""
+    is_on: _builtins.bool
+    reason: _builtins.str
+    """Why it is off, or not all of it is on; empty: nobody asked for more."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        is_on: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_on", b"is_on", "name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnginePath: _TypeAlias = EnginePath  # noqa: Y015
 
 @_typing.final
 class AdapterCard(_message.Message):

@@ -17,6 +17,7 @@ MAX_REQUESTS = 4096
 MAX_TOKENS_PER_S = 1e9
 # Of ggml: 16 GPUs, and as many RPC servers, each with some.
 MAX_DEVICES = 64
+MAX_PATHS = 16
 MAX_TEXT_BYTES = 256
 _CELL_COUNTS = (
     "kv_cells",
@@ -106,6 +107,10 @@ def check_card(card: model_pb2.ModelCard) -> None:
     checks.check_text(card.architecture, MAX_TEXT_BYTES, "models.architecture")
     checks.check_text(card.quantization, MAX_TEXT_BYTES, "models.quantization")
     adapters.check_cards(card, "models.adapters")
+    checks.check_count(card.paths, MAX_PATHS, "models.paths")
+    for path in card.paths:
+        checks.check_token(path.name, "models.paths.name")
+        checks.check_text(path.reason, MAX_TEXT_BYTES, "models.paths.reason")
 
 
 def _check_devices(context: device_pb2.DeviceContext) -> None:

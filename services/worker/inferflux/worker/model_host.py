@@ -444,6 +444,8 @@ class ModelHost:
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
         self.card.can_constrain = not ready.constraint_error
         self.card.can_speculate = not ready.speculation_error
+        del self.card.paths[:]
+        self.card.paths.extend(ready.paths)
         if self.card.role == model_pb2.MODEL_ROLE_EMBEDDING:
             self.card.embedding_length = ready.embedding_length
         self.adapters.on_loaded(ready.adapters)

@@ -160,6 +160,8 @@ def learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_pb
     card.takes_images, card.takes_audio = engine.takes_images, engine.takes_audio
     card.projector = engine.projector
     card.embedding_length = engine.embedding_length
+    del card.paths[:]
+    card.paths.extend(engine.paths)
     return card
 
 

@@ -99,6 +99,7 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "can_speculate": card.can_speculate if card.HasField("can_speculate") else None,
         "takes_images": card.takes_images,
         "takes_audio": card.takes_audio,
+        "paths": {path.name: path.reason or path.is_on for path in card.paths},
         "workers": model.workers,
         "state": _state(model.state),
         "aliases": list(model.aliases),

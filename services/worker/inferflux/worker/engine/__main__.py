@@ -29,6 +29,7 @@ from .core import Engine
 from .envelope import Identity
 from .images import Images
 from .native import Backend, LoadError
+from .paths import paths_of
 from .speculation import OFF
 from .tiers.disk import Disk, DiskUnavailable
 from .tiers.space import Eviction
@@ -165,6 +166,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
         takes_audio=backend.projector is not None and backend.projector.takes_audio,
         adapters=[engine.load_adapter_now(adapter) for adapter in config.adapters],
     )
+    ready.paths.extend(paths_of(ready))
     worker.send(engine_pb2.EngineReport(ready=ready))
     return engine
 

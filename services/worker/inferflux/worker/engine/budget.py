@@ -84,16 +84,23 @@ class StepBudget:
         batch_tokens: most tokens of any step.
         max_itl_factor: prefills may lengthen a decode's ITL to this many times a step of decodes alone.
         limit_s: a step should take at most this long.
-        long_step_tokens: most tokens of a step that can be given up.
+        long_step_tokens: most tokens of a step in the prefill context that can be given up.
+        long_mixed_tokens: the same of one in the main context.
     """
 
     def __init__(
-        self, batch_tokens: int, max_itl_factor: float, limit_s: float, long_step_tokens: int = 0
+        self,
+        batch_tokens: int,
+        max_itl_factor: float,
+        limit_s: float,
+        long_step_tokens: int = 0,
+        long_mixed_tokens: int = 0,
     ) -> None:
         self._batch_tokens = batch_tokens
         self._max_itl_factor = max_itl_factor
         self._limit_s = limit_s
         self._long_step_tokens = long_step_tokens
+        self._long_mixed_tokens = long_mixed_tokens
         self._decode_s: dict[int, float] = {}
         self._mixed = StepTime()
         self._prefill = StepTime()
@@ -102,7 +109,7 @@ class StepBudget:
     @property
     def most_tokens(self) -> int:
         """Of any step."""
-        return max(self._batch_tokens, self._long_step_tokens)
+        return max(self._batch_tokens, self._long_step_tokens, self._long_mixed_tokens)
 
     def mixed(self, n_decoding: int, n_waiting: int = 1, *, is_long: bool = False) -> int:
         """Prompt tokens of a mixed batch, which also holds a token of `n_decoding` sequences.
@@ -133,8 +140,14 @@ class StepBudget:
 
     def in_long_step(self) -> int:
         """Prompt tokens of a step in the prefill context that nothing waits for, and that can be given up."""
-        wanted = self._prefill.tokens_within(LONG_STEP * self._target_s(0, 1, False, self._prefill.fixed_s))
-        return min(wanted, self._long_step_tokens)
+        return self._long(self._prefill, self._long_step_tokens)
+
+    def in_long_mixed_step(self) -> int:
+        """The same in the main context, for a prompt that the prefill context has no room for."""
+        return self._long(self._mixed, self._long_mixed_tokens)
+
+    def _long(self, times: StepTime, most: int) -> int:
+        return min(times.tokens_within(LONG_STEP * self._target_s(0, 1, False, times.fixed_s)), most)
 
     def know_rows(self, measured: Mapping[int, float]) -> None:
         """Seconds that steps of some numbers of rows take, as measured at the start."""

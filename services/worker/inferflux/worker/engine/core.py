@@ -107,7 +107,11 @@ class Engine:
         self._masks = Masks()
         self._arrived = arrived
         self._budget = StepBudget(
-            backend.batch_tokens, max_itl_factor, step_limit_s, long_step_tokens=backend.long_step_tokens
+            backend.batch_tokens,
+            max_itl_factor,
+            step_limit_s,
+            long_step_tokens=backend.long_step_tokens,
+            long_mixed_tokens=backend.long_mixed_tokens,
         )
         self._steps = AdapterSteps(self._budget, backend.shortest_suffix)
         self._adapters = Adapters(backend)

@@ -26,6 +26,7 @@ from .sampling_rows import BAD, choose_tokens
 from .sequence import Sequence
 from .sharing_trial import find_sharing
 from .speculation import MOST_DRAFTED, Course, ModelDraft
+from .trial import trial_tokens
 
 # Tokens that sequences lack are computed before one step: at most, and whatever the time.
 _MOST_CATCHING_UP = 256
@@ -106,7 +107,7 @@ class DraftModel:
             )
         except ContextError as error:
             raise DraftModelError(str(error)) from None
-        self._check_memory(own.size)
+        self._check_memory(own)
         self.context_length = min(int(llama.llama_model_n_ctx_train(self._model)), self._context.cells)
         self._free = list(range(sequences))
         self._places: dict[Sequence, _Place] = {}
@@ -116,11 +117,11 @@ class DraftModel:
         self._use_best_threads(threads)
         self._measure()
 
-    def _check_memory(self, vocabulary: int) -> None:
+    def _check_memory(self, vocab: Vocab) -> None:
         if not self._context.has_memory:
             raise DraftModelError("the model keeps no KV cache: it does not generate text")
         window = int(llama.llama_model_n_swa(self._model))
-        sharing = find_sharing(self._context, vocabulary, window)
+        sharing = find_sharing(self._context, trial_tokens(vocab), window)
         if not sharing.is_divisible:
             raise DraftModelError(f"rejected tokens cannot be removed: {sharing.reason}")
 

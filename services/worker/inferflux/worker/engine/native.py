@@ -59,6 +59,7 @@ from .rpc_servers import RpcServerError, add_servers
 from .sharing_trial import can_cut_states, find_sharing
 from .speculation import MOST_ROWS
 from .state import StateBytes, UnknownLayout, first_positions
+from .trial import TRIAL_ROWS, trial_tokens
 from .trials import Timing, Trials, known_trials
 
 # Tokens of all parts of the vocabulary, decoded once before anything is served.
@@ -144,8 +145,9 @@ class Backend:
         self.context_length = min(self.context_length, self.cells)
         self.batch_tokens = self._main.batch_tokens
         if self._known is None:
-            self.trials.sharing = sharing = self._find_sharing()
-            self.trials.cuts_states = sharing.is_divisible and can_cut_states(self._main, self.vocab.size)
+            tokens = trial_tokens(self.vocab)
+            self.trials.sharing = sharing = self._find_sharing(tokens)
+            self.trials.cuts_states = sharing.is_divisible and can_cut_states(self._main, tokens)
         self.sharing = self.trials.sharing
         self.cuts_states = self.trials.cuts_states
         self.cell_s = 0.0
@@ -202,6 +204,12 @@ class Backend:
     def long_step_tokens(self) -> int:
         """Most tokens of a step that can be given up; 0 where none can. What it filled is cut off."""
         return self._prefill.context.physical_batch if self._prefill and self.sharing.is_divisible else 0
+
+    @property
+    def long_mixed_tokens(self) -> int:
+        """The same of a step in the main context. A GPU is not asked whether to go on."""
+        can_cut = self.sharing.kind in (Sharing.FULL, Sharing.WINDOW)
+        return self._main.physical_batch if can_cut and not self._placement.offloads else 0
 
     def _new_main(self, config: engine_pb2.EngineConfig) -> Context:
         """The main context.
@@ -364,6 +372,7 @@ class Backend:
                 flash_attention=False,
                 threads=self._threads,
                 vocabulary=self.vocab.size,
+                rows=TRIAL_ROWS,
                 types=self.kv_types,
             )
         except ContextError as error:
@@ -371,11 +380,12 @@ class Backend:
             return None
         prefill = PrefillContext(self._main, context)
         if self._known is None:
-            self.trials.prefill_works = prefill.works(self.vocab.size)
+            self.trials.prefill_error = prefill.why_not(trial_tokens(self.vocab))
+            self.trials.prefill_works = not self.trials.prefill_error
         if self.trials.prefill_works:
             return prefill
         prefill.close()
-        self.prefill_context_error = "the main context does not go on after what it computes"
+        self.prefill_context_error = self.trials.prefill_error or "it was not tried"
         return None
 
     def _prefill_rows(self, cells: int) -> int:
@@ -484,7 +494,7 @@ class Backend:
         if plan.in_prefill_context and self._prefill:
             return self._prefill.decode(plan.parts, is_interrupted if plan.is_long else None)
         self._choose_threads(plan.n_tokens)
-        return self._main.decode(plan.parts)
+        return self._main.decode(plan.parts, is_interrupted if plan.is_long else None)
 
     def load_adapter(self, adapter: engine_pb2.EngineAdapter) -> None:
         """Load a LoRA adapter, under its digest.
@@ -511,11 +521,11 @@ class Backend:
         if self._single_thread_tokens:
             self._main.use_threads(1 if tokens <= self._single_thread_tokens else self._threads)
 
-    def _find_sharing(self) -> PrefixSharing:
+    def _find_sharing(self, tokens: NDArray[np.int32]) -> PrefixSharing:
         """What of a sequence another one can begin with."""
         if not self._is_unified:
             return PrefixSharing(Sharing.NONE, "each sequence has cells of its own")
-        found = find_sharing(self._main, self.vocab.size, int(llama.llama_model_n_swa(self._model)))
+        found = find_sharing(self._main, tokens, int(llama.llama_model_n_swa(self._model)))
         log_errors.clear()  # those of what was tried and cannot be
         return found
 

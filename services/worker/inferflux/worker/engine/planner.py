@@ -112,9 +112,16 @@ class Planner:
         n_decoding = len(decoding) + len(waiting)
         tokens = self._budget.mixed(n_decoding, len(prefilling), is_long=is_long)
         selected, in_context = select_prefills(prefilling, tokens, prefill_room, self._shortest_suffix)
+        long_tokens = self._budget.in_long_step() if in_context else self._budget.in_long_mixed_step()
+        can_be_long = self._may_be_long and not n_decoding and long_tokens > tokens
         if not in_context:
             self._had_prefills = False
-            return plan_step(decoding, selected, tokens)
+            # What is computed of an image stays where a step is given up.
+            can_be_long = (
+                can_be_long and selected[0].n_pending > tokens and not any(s.images for s in selected)
+            )
+            plan = plan_step(decoding, selected, long_tokens if can_be_long else tokens)
+            return replace(plan, is_long=True) if can_be_long else plan
         self._had_prefills = not (decoding and self._had_prefills)
         if not self._had_prefills:
             return plan_step(decoding, [], 0)
@@ -122,7 +129,6 @@ class Planner:
         is_urgent = all(selected[0].order < s.order for s in (*decoding, *waiting))
         n_spared = 0 if is_urgent else n_decoding
         tokens = self._budget.in_prefill_context(n_spared, len(prefilling), is_long=is_long)
-        long_tokens = self._budget.in_long_step()
         can_be_long = self._may_be_long and not n_decoding and long_tokens > tokens
         plan = plan_step([], selected, long_tokens if can_be_long else tokens, in_prefill_context=True)
         return replace(plan, is_long=can_be_long)

@@ -40,6 +40,7 @@ class Trials:
     Attributes:
         cuts_states: whether the first positions of a state can be restored alone.
         prefill_works: whether the main context goes on after what the prefill context computes.
+        prefill_error: why it does not.
         timings: of prompts and of single tokens.
         single_thread_tokens: steps of at most this many tokens are left to one thread.
         cell_s: what a cell of another sequence adds to a step of a token.
@@ -52,6 +53,7 @@ class Trials:
     sharing: PrefixSharing = field(default_factory=lambda: PrefixSharing(Sharing.NONE))
     cuts_states: bool = False
     prefill_works: bool = False
+    prefill_error: str = ""
     timings: Sequence[Timing] = ()
     single_thread_tokens: int = 0
     cell_s: float = 0.0
@@ -68,6 +70,7 @@ class Trials:
             sharing_window=self.sharing.window,
             cuts_states=self.cuts_states,
             prefill_works=self.prefill_works,
+            prefill_error=self.prefill_error,
             single_thread_tokens=self.single_thread_tokens,
             cell_s=self.cell_s,
             row_times=self.row_times,
@@ -96,6 +99,7 @@ def known_trials(config: engine_pb2.EngineConfig, kv_cells: int) -> Trials | Non
         PrefixSharing(kind, told.sharing_reason, told.sharing_window),
         cuts_states=told.cuts_states,
         prefill_works=told.prefill_works,
+        prefill_error=told.prefill_error,
         timings=[
             Timing(seen.prefill_tokens, seen.decoding, seen.seconds, seen.in_prefill_context)
             for seen in told.timings

@@ -1,0 +1,23 @@
+"""What an engine says of the ways to compute that it found to work."""
+
+from __future__ import annotations
+
+from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2
+from inferflux.worker.engine.paths import paths_of
+
+
+def test_each_way_is_on_or_off_with_its_reason() -> None:
+    ready = engine_pb2.EngineReady(
+        prefill_context_error="no memory",
+        prefix_sharing=scheduler_pb2.PREFIX_SHARING_WINDOW,
+        prefix_sharing_reason="é" * 300,
+        device_context=device_pb2.DeviceContext(flash_attention=True),
+    )
+    found = {path.name: (path.is_on, path.reason) for path in paths_of(ready)}
+    assert found == {
+        "flash_attention": (True, ""),
+        "prefill_context": (False, "no memory"),
+        "prefix_sharing": (True, "é" * 128),
+        "constraints": (True, ""),
+        "speculation": (True, ""),
+    }
