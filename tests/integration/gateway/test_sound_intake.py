@@ -88,6 +88,8 @@ def floats(value: float) -> bytes:
         (tone(1)[:30], "broken"),
         (b"ID3" + bytes(5000), "broken"),
         (tone(0), "broken|no samples"),
+        (tone(1 / 16000), "just one"),
+        (tone(2 / 48000, rate=48000), "just one"),
         (tone(36, rate=8000), "at most 35 s"),
         (bytes(1_000_001), "bytes"),
         (b"", "empty"),

@@ -10,6 +10,7 @@ import pytest
 from harness.gguf_files import Gguf
 from harness.projectors import (
     IMAGE_TOKENS,
+    audio_projector,
     non_causal_projector,
     plane_projector,
     sized_projector,
@@ -68,6 +69,34 @@ def projector(model: object, vocab: Vocab, tmp_path_factory: pytest.TempPathFact
     made = opened(model, vocab, tiny_projector(_WIDTH), tmp_path_factory.mktemp("projector"))
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 159, 160, 161, 399, 400, 401, 16_000])
+def test_a_sound_of_any_length_is_encoded_or_refused(
+    model: object, vocab: Vocab, tmp_path: Path, samples: int
+) -> None:
+    made = opened(model, vocab, audio_projector(_WIDTH), tmp_path)
+    sound = engine_pb2.EngineImage(pcm=bytes(4 * samples))
+    if samples == 1:
+        with pytest.raises(ProjectorError, match="a sound of 1 samples"):
+            made.encode(sound)
+    else:
+        assert made.encode(sound)
+    made.close()
+
+
+@pytest.mark.parametrize(("width", "height"), [(0, 0), (0, 5), (4, 3)])
+def test_pixels_that_are_not_as_many_as_they_say_are_refused(
+    projector: Projector, width: int, height: int
+) -> None:
+    with pytest.raises(ProjectorError, match=r"is none|should be"):
+        projector.encode(shown(width, height, bytes(3)))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1), (2, 3), (63, 65)])
+def test_an_image_of_any_size_is_encoded(projector: Projector, size: tuple[int, int]) -> None:
+    width, height = size
+    assert projector.encode(shown(width, height, bytes(3 * width * height)))
 
 
 def test_an_image_is_encoded_alike_each_time_and_another_one_otherwise(projector: Projector) -> None:

@@ -13,6 +13,8 @@ _MAGIC = b"IFXPCM1\n"
 _SAMPLE_BYTES = 4
 MAX_SAMPLES = 8 << 20
 """Of a sound: five minutes of 27,962 samples a second."""
+FEWEST_SAMPLES = 2
+"""Of a sound: libmtmd ends the process over fewer."""
 MAX_SOUND_BYTES = _HEAD.size + _SAMPLE_BYTES * MAX_SAMPLES
 _MAX_RATE = 1 << 20
 
@@ -57,7 +59,7 @@ def unpacked_sound(data: bytes) -> Samples:
     if len(data) < _HEAD.size:
         raise InvalidArgument("the samples are cut off", field="data")
     magic, rate, count = _HEAD.unpack_from(data)
-    if magic != _MAGIC or not (0 < rate <= _MAX_RATE and 0 < count <= MAX_SAMPLES):
+    if magic != _MAGIC or not (0 < rate <= _MAX_RATE and FEWEST_SAMPLES <= count <= MAX_SAMPLES):
         raise InvalidArgument("no samples of a sound", field="data")
     if len(data) != _HEAD.size + _SAMPLE_BYTES * count:
         raise InvalidArgument("the samples are not as many as they say", field="data")

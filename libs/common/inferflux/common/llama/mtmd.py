@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from inferflux.common.sounds import FEWEST_SAMPLES
+
 from .native import capture_log_of, first_log_error, log_errors
 
 Layout = list[list[int] | int]
@@ -23,6 +25,7 @@ Shape = tuple[int, int] | int
 
 TEXT, IMAGE, AUDIO = 0, 1, 2
 _MARKER = b"<__inferflux_image__>"
+_SAMPLE_BYTES, _PIXEL_BYTES = 4, 3
 _FLASH_ATTENTION = {True: 1, False: 0}
 
 
@@ -111,6 +114,8 @@ class Mtmd:
         Raises:
             MtmdError: libmtmd cannot take them.
         """
+        for shape in shapes:
+            _check(shape, data)
         mtmd = self.library
         held = None if data is None else (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         bitmaps = [self._bitmap(shape, held) for shape in shapes]
@@ -147,3 +152,22 @@ class Mtmd:
 
     def type_of(self, chunk: Any) -> int:
         return int(self.library.mtmd_input_chunk_get_type(chunk))
+
+
+def _check(shape: Shape, data: bytes | None) -> None:
+    """See that libmtmd does not end the process over this size, or read beyond the data.
+
+    Raises:
+        MtmdError: it would.
+    """
+    if isinstance(shape, int):
+        if shape < FEWEST_SAMPLES:
+            raise MtmdError(f"a sound of {shape} samples is none")
+        n_bytes = _SAMPLE_BYTES * shape
+    else:
+        width, height = shape
+        if width < 1 or height < 1:
+            raise MtmdError(f"an image of {width} x {height} pixels is none")
+        n_bytes = _PIXEL_BYTES * width * height
+    if data is not None and len(data) != n_bytes:
+        raise MtmdError(f"{len(data)} bytes where there should be {n_bytes}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.common.sounds import MAX_SAMPLES, Samples, unpacked_sound
+from inferflux.common.sounds import FEWEST_SAMPLES, MAX_SAMPLES, Samples, unpacked_sound
 from inferflux.v1 import tokenizer_pb2
 
 from .decoder import run
@@ -56,8 +56,8 @@ def decode(data: bytes, skeleton: Path, tokenizer: Path, *, most_s: int) -> byte
         most = min(most_s * rate, MAX_SAMPLES)
         if sound.count > most:
             raise ValueError(f"it is {sound.count / rate:.1f} s long; at most {most / rate:.0f} s are taken")
-        if not sound.count:
-            raise ValueError("there are no samples in it")
+        if sound.count < FEWEST_SAMPLES:
+            raise ValueError("there are no samples in it, or just one")
         if not np.abs(np.frombuffer(sound.pcm, "<f4")).max() <= _LOUDEST:  # so that NaN is refused too
             raise ValueError(f"it has samples that are no numbers, or beyond {_LOUDEST:g} times full scale")
         layout = mtmd.layout(sound.count)
