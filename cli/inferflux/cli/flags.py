@@ -78,7 +78,18 @@ class GenerationFlags:
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=2**64 - 1, help="The same seed gives the same answer.", rich_help_panel=_SAMPLING
+            min=0,
+            max=2**64 - 1,
+            help="What is drawn follows from it; with --deterministic the same seed gives the same answer.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            help="The same answer whatever else is cached or runs; slower. [default: as the model is set]",
+            rich_help_panel=_SAMPLING,
+            show_default=False,
         ),
     ] = None
     priority: Annotated[
@@ -167,6 +178,7 @@ class GenerationFlags:
         return Generation(
             max_tokens=self.max_tokens or None,
             max_reasoning_tokens=self.max_reasoning_tokens,
+            deterministic=self.deterministic,
             temperature=self.temperature,
             top_p=self.top_p,
             sampling=sampling_of(self.sampling or []),

@@ -15,6 +15,7 @@ class Generation:
 
     max_tokens: int | None = None
     max_reasoning_tokens: int | None = None
+    deterministic: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -44,6 +45,7 @@ class Generation:
             sampling=sampling,
             max_tokens=self.max_tokens,
             max_reasoning_tokens=self.max_reasoning_tokens,
+            deterministic=self.deterministic,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignores_eos,

@@ -59,6 +59,7 @@ class EngineConfig(_message.Message):
     IMAGE_BYTES_FIELD_NUMBER: _builtins.int
     TRIALS_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     model_path: _builtins.str
@@ -106,6 +107,8 @@ class EngineConfig(_message.Message):
     mmproj_digest: _builtins.str
     image_bytes: _builtins.int
     """Most memory for encoded images that may be asked for again."""
+    deterministic: _builtins.bool
+    """Whether requests that leave it open get the same tokens whatever else is cached or runs."""
     role: _model_pb2.ModelRole.ValueType
     """What the engine does; unspecified: it generates."""
     @_builtins.property
@@ -151,12 +154,13 @@ class EngineConfig(_message.Message):
         image_bytes: _builtins.int = ...,
         trials: Global___EngineTrials | None = ...,
         placement: _device_pb2.DevicePlacement | None = ...,
+        deterministic: _builtins.bool = ...,
         role: _model_pb2.ModelRole.ValueType = ...,
         adapters: _abc.Iterable[Global___EngineAdapter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "placement", b"placement", "prefill_cells", b"prefill_cells", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "adapters", b"adapters", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "role", b"role", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "adapters", b"adapters", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "deterministic", b"deterministic", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "role", b"role", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015

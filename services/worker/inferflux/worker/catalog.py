@@ -49,6 +49,7 @@ class Wish:
         is_own: the settings of the process name it: it has their draft model, and their disk folder itself.
         context_length, slots, kv_cells, kv_bytes: None: as the host's settings say.
         devices: what is None in it: as the host's settings say.
+        is_deterministic: whether requests that leave it open are; None: as the host's settings say.
         mmproj: its projector for images; None: it takes none.
         chat_template: the file of its template; None: its own file has it.
         role: unspecified: as the file says.
@@ -65,6 +66,7 @@ class Wish:
     kv_bytes: int | None = None
     is_own: bool = False
     devices: DeviceWish = NO_WISH
+    is_deterministic: bool | None = None
     mmproj: Projection | None = None
     chat_template: Path | None = None
     role: model_pb2.ModelRole.ValueType = model_pb2.MODEL_ROLE_UNSPECIFIED

@@ -121,6 +121,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,
         prefix_cache=settings.prefix_cache,
+        deterministic=settings.deterministic if wish.is_deterministic is None else wish.is_deterministic,
         speculation=SOURCES[settings.speculation if is_own else "off"],
         draft_model_path=str(settings.draft_model) if is_own and settings.draft_model is not None else "",
         mmproj_path=str(wish.mmproj.path) if wish.mmproj is not None else "",

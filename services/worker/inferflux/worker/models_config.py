@@ -123,6 +123,7 @@ class _Entry(BaseModel):
     mmproj: _Path | None = None
     chat_template: _Path | None = None
     role: RoleName | None = None
+    deterministic: bool | None = None
     adapters: list[_Adapter] = Field(default=[], max_length=adapters.MAX_ADAPTERS)
 
     @model_validator(mode="after")
@@ -190,6 +191,7 @@ def _wish(entry: _Entry, path: Path, *, place: str) -> Wish:
         ),
         mmproj=mmproj,
         chat_template=None if entry.chat_template is None else folder / entry.chat_template,
+        is_deterministic=entry.deterministic,
         role=ROLES[entry.role] if entry.role else model_pb2.MODEL_ROLE_UNSPECIFIED,
         adapters=tuple(
             AdapterWish(adapter.name, (folder / adapter.path).resolve(), adapter.scale)

@@ -187,6 +187,11 @@ class WorkerSettings(HttpClientSettings):
         "cache scope that begin alike need not compute it; host memory and disk are turned off by their "
         "own sizes",
     )
+    deterministic: bool = setting(
+        False,
+        "whether requests that leave it open get the "
+        "[same answer](caching.md#the-same-answer-again) whatever else is cached or runs; slower",
+    )
     context_length: int = setting(0, "most tokens of one request; 0 takes the model's", ge=0, le=_MOST_INT32)
     threads: int = setting(
         0,

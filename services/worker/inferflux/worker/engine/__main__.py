@@ -137,6 +137,7 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
             has_prefix_cache=config.prefix_cache,
             disk_prompt_tokens=config.disk_prompt_tokens,
             speculation=config.speculation or OFF,
+            is_deterministic=config.deterministic,
             draft_model=backend.new_draft_model(config) if config.draft_model_path else None,
             images=Images(backend.projector, max_bytes=config.image_bytes) if backend.projector else None,
             arrived=inbox.arrived,

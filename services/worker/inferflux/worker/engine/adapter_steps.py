@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from .budget import StepBudget
-from .planner import Planner, StepPlan, split
-from .sequence import Sequence
+from .planner import Planner, StepPlan, plan_deterministic, split
+from .sequence import DETERMINISTIC_GROUP, Sequence
 
 # Switching may take this part of the time, where the steps in between are short enough.
 _SWITCH_PART = 0.1
@@ -28,10 +28,10 @@ Groups = Mapping[str, list[Sequence]]
 
 
 def by_adapter(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
-    """The sequences of each adapter, by its digest."""
+    """The sequences of each adapter, by its digest; those of deterministic requests by themselves."""
     groups: dict[str, list[Sequence]] = {}
     for sequence in sequences:
-        groups.setdefault(sequence.adapter, []).append(sequence)
+        groups.setdefault(sequence.step_group, []).append(sequence)
     return groups
 
 
@@ -104,8 +104,12 @@ class AdapterSteps:
         waiting = [
             s for other, group in groups.items() if other != adapter for s in group if not s.is_prefilling
         ]
-        plan = planner.next(decoding, prefilling, prefill_room, waiting)
-        return replace(plan, adapter=adapter) if adapter else plan
+        if adapter.endswith(DETERMINISTIC_GROUP):
+            tokens = self._budget.mixed(len(decoding) + len(waiting), len(prefilling))
+            plan = plan_deterministic(decoding, prefilling, tokens)
+        else:
+            plan = planner.next(decoding, prefilling, prefill_room, waiting)
+        return replace(plan, adapter=adapter.removesuffix(DETERMINISTIC_GROUP)) if adapter else plan
 
     def interrupted(self) -> None:
         """A long step was given up: see `Planner`."""

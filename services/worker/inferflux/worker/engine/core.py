@@ -70,6 +70,7 @@ class Engine:
         has_compaction: whether filled KV cells are moved together where that pays.
         speculation: where drafts come from for requests that leave it open.
         draft_model: drafts for those that ask for one.
+        is_deterministic: whether requests that leave it open are.
         images: encodes those of prompts; without it, none are taken.
         clock: the system's if none is given.
         arrived: gives the commands that came since it was asked last; they are obeyed after the step. It is
@@ -90,6 +91,7 @@ class Engine:
         has_compaction: bool = True,
         speculation: generation_pb2.Speculation.ValueType = OFF,
         draft_model: DraftModel | None = None,
+        is_deterministic: bool = False,
         images: Images | None = None,
         clock: Clock | None = None,
         arrived: Arrived = none_arrived,
@@ -97,6 +99,7 @@ class Engine:
         self._backend = backend
         self._clock = clock or Clock()
         self._worker_id = worker_id
+        self._is_deterministic = is_deterministic
         self._tiers = tiers
         self._saved = SavedStates(backend, tiers, self._clock.monotonic_s, longest_copy_s=step_limit_s)
         self._constrained = ConstrainedAnswers(constraints)
@@ -203,7 +206,8 @@ class Engine:
         )
         if sequence.adapter and not self._adapters.has(sequence.adapter):
             sequence.lacks_adapter = True
-        if sequence.was_lost and not sequence.is_scored:
+        sequence.is_deterministic = self._wants_the_same(item.request)
+        if sequence.was_lost and not sequence.computes_all:
             self._memory.search(sequence)
         self._sequences[sequence.key] = sequence
         self._next_deadline_s = min(self._next_deadline_s, sequence.deadline_s)
@@ -211,17 +215,32 @@ class Engine:
         if sequence.lacks_adapter and not self._adapters.is_coming(sequence.adapter):
             self._fail(sequence, _no_adapter("the adapter is not loaded here any more"))
             return
+        if sequence.is_deterministic and (why := self._why_not_the_same(sequence)):
+            self._fail(sequence, Unavailable(why, reason="NOT_DETERMINISTIC", retry_delay_s=None))
+            return
         if item.request.params.HasField("constraint"):
             try:
                 self._constrained.begin(sequence, item.request)
             except Internal as error:
                 self._fail(sequence, error)
                 return
-        self._drafting.begin(sequence, item.request.params.speculation)
+        if not sequence.is_deterministic:
+            self._drafting.begin(sequence, item.request.params.speculation)
         if not sequence.images.is_ready:
             self._awaiting_images.append(sequence)
             self._report.step.wanted_images.extend(self._images.take_wanted())
             self._report.has_news = True
+
+    def _wants_the_same(self, request: scheduler_pb2.InferenceRequest) -> bool:
+        params = request.params
+        return params.deterministic if params.HasField("deterministic") else self._is_deterministic
+
+    def _why_not_the_same(self, sequence: Sequence) -> str:
+        """Why a request cannot be deterministic here; empty: it can."""
+        if sequence.images:
+            return "params.deterministic: not with images or sounds in the prompt"
+        why = self._backend.open_deterministic()
+        return f"params.deterministic: this model cannot be: {why}" if why else ""
 
     def receive(self, image: engine_pb2.EngineImage) -> None:
         """Take an image that requests wait for."""
@@ -365,16 +384,8 @@ class Engine:
         self._advance(plan)
         self._sample(plan, logits)
         ended = clock.monotonic_s()
-        self._observe_prefill(plan, ended - planned)
-        self._budget.observe(
-            plan.n_prefill,
-            len(plan.decoding),
-            ended - planned,
-            in_prefill_context=plan.in_prefill_context,
-            n_drafted=plan.n_drafted,
-        )
-        self._memory.prefixes.pay(ended - planned, plan)
-        self._memory.close_holes(plan)
+        if not plan.is_deterministic:
+            self._learn(plan, ended - planned)
         stats = self._report.step.stats
         stats.prefill_tokens = plan.n_prefill
         stats.decode_tokens = len(plan.decoding) + self._drafting.take_accepted()
@@ -387,6 +398,19 @@ class Engine:
         self._switches_told = self._backend.adapter_switches
         self._check_times.stepped()
         self._report.has_news = True
+
+    def _learn(self, plan: StepPlan, seconds: float) -> None:
+        """What a step of the main context, or the prefill context, took."""
+        self._observe_prefill(plan, seconds)
+        self._budget.observe(
+            plan.n_prefill,
+            len(plan.decoding),
+            seconds,
+            in_prefill_context=plan.in_prefill_context,
+            n_drafted=plan.n_drafted,
+        )
+        self._memory.prefixes.pay(seconds, plan)
+        self._memory.close_holes(plan)
 
     def check_ledger(self) -> bool:
         """Compare the KV cells that are counted with llama.cpp's own view, if it is time.
@@ -435,18 +459,28 @@ class Engine:
             in_prefill_context=plan.in_prefill_context,
             is_long=plan.is_long,
             adapter=plan.adapter,
+            is_deterministic=plan.is_deterministic,
         )
 
     def _next_step(self, loaded: list[Sequence]) -> tuple[StepPlan, int]:
         """(the step of the adapter that is next, of how many adapters there are steps), whether it fits the
         KV cache or not."""
-        groups = by_adapter(s for s in loaded if not s.is_held)
+        groups = by_adapter(s for s in loaded if not s.is_held and self._has_room_apart(s))
         if not groups:
             return StepPlan([], []), 0
         adapter = self._steps.choose(groups)
         self._match(split(groups[adapter])[1])
         groups[adapter] = [s for s in groups[adapter] if s.is_loaded]
         return self._steps.plan(adapter, groups, self._memory.prefill_room), len(groups)
+
+    def _has_room_apart(self, sequence: Sequence) -> bool:
+        """Whether a deterministic sequence has its cells; any other needs none. Parked ones give way."""
+        if not sequence.is_deterministic or self._backend.admits(sequence):
+            return True
+        for parked in self._parked():
+            if parked.is_deterministic and parked.is_loaded:
+                self._evict(parked)
+        return self._backend.admits(sequence)
 
     def _settle_constrained(self, now_s: float) -> None:
         """Let sequences run whose constraints are compiled, and end those of which that, or a check, is the

@@ -163,7 +163,7 @@ class Memory:
         may have it now, and are asked again.
         """
         prefixes = self.prefixes
-        if sequence.position or sequence.looked_up_at == prefixes.version or sequence.is_scored:
+        if sequence.position or sequence.looked_up_at == prefixes.version or sequence.computes_all:
             return
         tokens = sequence.tokens[: sequence.n_tokens]
         if sequence.known_tokens and prefixes.known(sequence.cache_scope, tokens) < sequence.known_tokens:
@@ -199,6 +199,8 @@ class Memory:
     def complete_prefill(self, sequence: Sequence) -> None:
         """All that is known of a loaded sequence is computed: others can share it."""
         self.end_prefill_context(sequence)
+        if sequence.is_deterministic:
+            return
         shareable = sequence.images.shareable(sequence.position)
         if shareable == sequence.position or (shareable and self._cache.sharing.is_divisible):
             self.prefixes.hold(sequence.seq_id, sequence.cache_scope, sequence.tokens[:shareable])
@@ -260,7 +262,7 @@ class Memory:
 
     def look_up(self, sequence: Sequence) -> None:
         """Find what of a sequence that is not loaded can be restored, and fetch it."""
-        if sequence.fetch is None and (sequence.is_looked_up or sequence.position or sequence.is_scored):
+        if sequence.fetch is None and (sequence.is_looked_up or sequence.position or sequence.computes_all):
             return
         tokens = sequence.tokens[: sequence.n_tokens]
         sequence.known_tokens = self.prefixes.known(sequence.cache_scope, tokens)
@@ -285,7 +287,7 @@ class Memory:
 
     def remove(self, sequence: Sequence) -> None:
         """Free everything of `sequence`, which leaves; what is computed of it may stay as a cached prefix."""
-        if sequence.is_loaded and sequence.position and not sequence.in_prefill_context:
+        if sequence.is_loaded and sequence.position and not sequence.is_apart:
             self._keep(sequence)
         self._empty(sequence)
         self._saved.leave(sequence)
@@ -312,7 +314,7 @@ class Memory:
     def rescue(self, sequences: Iterable[Sequence], limit_s: float) -> None:
         """Put what is computed of these on disk, in order, as far as `limit_s` goes. What the prefill context
         computes is lost."""
-        self._saved.rescue((s for s in sequences if not s.in_prefill_context), limit_s)
+        self._saved.rescue((s for s in sequences if not s.is_apart), limit_s)
 
     def close_holes(self, plan: StepPlan) -> None:
         """After a step: move the filled cells together, if what holes between them may cost has reached that.
@@ -335,7 +337,7 @@ class Memory:
         repairs = []
         for seq_id in range(self._cache.sequences):
             sequence = sequences.get(seq_id)
-            if sequence is not None and sequence.in_prefill_context:
+            if sequence is not None and sequence.is_apart:
                 continue
             cells = self.ledger.cells_of(seq_id)
             found = difference(
@@ -363,7 +365,7 @@ class Memory:
 
     def _save(self, sequence: Sequence) -> list[Sequence]:
         position = sequence.position
-        losers = self._saved.save(sequence)
+        losers = None if sequence.is_deterministic else self._saved.save(sequence)
         if losers is None:
             self._discard(sequence)
             return [sequence]

@@ -34,6 +34,7 @@ from inferflux.worker.mmproj_file import read_projection
 from .adapters import AdapterError
 from .compaction import MoveCost
 from .context import Adapter, Context, ContextError, DecodeError, IsInterrupted
+from .deterministic import DeterministicContext
 from .devices import find_devices
 from .draft_model import DraftModel, DraftModelError
 from .envelope import Identity
@@ -51,11 +52,12 @@ from .fit import (
 from .kv_types import NUMBER_TYPES, USUAL, KvType, KvTypes
 from .load_log import LoadLog
 from .placement import Placement, PlacementError
-from .planner import StepPlan
+from .planner import MOST_DETERMINISTIC_ROWS, StepPlan
 from .prefill_context import PrefillContext
 from .prefix_sharing import PrefixSharing, Sharing
 from .projector import Projector, ProjectorError
 from .rpc_servers import RpcServerError, add_servers
+from .sequence import Sequence
 from .sharing_trial import can_cut_states, find_sharing
 from .speculation import MOST_ROWS
 from .state import StateBytes, UnknownLayout, first_positions
@@ -154,6 +156,8 @@ class Backend:
         self.move_cost: MoveCost | None = None
         self.prefill_context_error = ""
         self._prefill = self._new_prefill_context(config)
+        self._deterministic: DeterministicContext | None = None
+        self._deterministic_error = ""
         self._adapters: dict[str, Adapter] = {}
         # Steps so far that another adapter computed than the step before.
         self.adapter_switches = 0
@@ -388,6 +392,51 @@ class Backend:
         self.prefill_context_error = self.trials.prefill_error or "it was not tried"
         return None
 
+    def open_deterministic(self) -> str:
+        """Make the context of deterministic requests, unless it was made; why there is none, or empty."""
+        if self._deterministic is None and not self._deterministic_error:
+            self._deterministic_error = self._make_deterministic()
+        return self._deterministic_error
+
+    def _make_deterministic(self) -> str:
+        if self._placement.offloads:
+            return "layers of the model are on a GPU"
+        if not self._main.flash_attention:
+            return "the model is served without flash attention"
+        if not self.sharing.is_divisible:
+            return self.sharing.reason
+        if self.sequences == MAX_SEQUENCES:
+            return f"all {MAX_SEQUENCES} sequence ids are in use: it needs one"
+        cells = min(self.context_length, self.cells) + 1
+        if cells * self.kv_bytes // self.cells > free_bytes():
+            return f"there is no memory for {cells} KV cells of their own"
+        try:
+            context = Context(
+                self._model,
+                cells=cells,
+                sequences=self.sequences,
+                batch_tokens=PHYSICAL_BATCH,
+                physical_batch=PHYSICAL_BATCH,
+                flash_attention=True,
+                threads=self._threads,
+                vocabulary=self.vocab.size,
+                rows=MOST_DETERMINISTIC_ROWS,
+                types=self.kv_types,
+            )
+        except ContextError as error:
+            return str(error)
+        made = DeterministicContext(context, self.sequences)
+        if not made.keeps_its_word(trial_tokens(self.vocab)):
+            made.close()
+            return "on this machine the model's logits depend on what else a step holds"
+        self._deterministic = made
+        return ""
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether the context of deterministic requests has room for all of a loaded sequence; it is kept."""
+        room = sequence.prompt_tokens + sequence.max_tokens
+        return self._deterministic is not None and self._deterministic.admits(sequence.seq_id, room)
+
     def _prefill_rows(self, cells: int) -> int:
         """Rows that a prefill context of `cells` cells computes at a time: with more of them its threads wait
         less for each other."""
@@ -489,6 +538,9 @@ class Backend:
             DecodeError: the engine has to start again.
         """
         adapter = self._adapters[plan.adapter] if plan.adapter else None
+        if plan.is_deterministic and self._deterministic:
+            self.adapter_switches += self._deterministic.use_adapter(adapter)
+            return self._deterministic.decode(plan.parts)
         context = self._prefill.context if plan.in_prefill_context and self._prefill else self._main
         self.adapter_switches += context.use_adapter(adapter)
         if plan.in_prefill_context and self._prefill:
@@ -511,7 +563,8 @@ class Backend:
     def free_adapter(self, digest: str) -> None:
         """Free an adapter that no sequence has any more."""
         adapter = self._adapters.pop(digest)
-        for context in (self._main, self._prefill.context if self._prefill else None):
+        contexts = (self._main, self._prefill.context if self._prefill else None, self._deterministic)
+        for context in contexts:
             if context is not None and context.is_using(adapter):
                 context.use_adapter(None)
         llama.llama_adapter_lora_free(adapter.handle)
@@ -643,6 +696,8 @@ class Backend:
     def forget(self, seq_id: int, position: int = 0) -> None:
         """Free the KV cells of `seq_id` from `position` on."""
         self._main.forget(seq_id, position)
+        if self._deterministic and not position:
+            self._deterministic.forget(seq_id)
 
     def state_size(self, seq_id: int) -> int:
         """Bytes of the state of `seq_id`."""

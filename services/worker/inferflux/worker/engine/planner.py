@@ -18,6 +18,8 @@ from .sequence import Sequence
 _LONG_PROMPT = 512
 # After fewer tokens a suffix is computed as soon in a mixed batch.
 _LONG_PREFIX = 256
+MOST_DETERMINISTIC_ROWS = 63
+"""Rows of a step of deterministic requests: llama.cpp computes more in another way."""
 
 
 # Not frozen: a step makes one for each sequence, and a frozen one takes three times as long.
@@ -50,6 +52,8 @@ class StepPlan:
     """Whether it may take longer than others, and is given up for what cannot wait for it."""
     adapter: str = ""
     """The digest of the adapter that computes all of it; empty: none."""
+    is_deterministic: bool = False
+    """Whether it holds requests that ask for the same answer again, and nothing else."""
 
     @property
     def parts(self) -> list[ScheduledTokens]:
@@ -132,6 +136,18 @@ class Planner:
         can_be_long = self._may_be_long and not n_decoding and long_tokens > tokens
         plan = plan_step([], selected, long_tokens if can_be_long else tokens, in_prefill_context=True)
         return replace(plan, is_long=can_be_long)
+
+
+def plan_deterministic(decoding: list[Sequence], prefilling: list[Sequence], prefill_tokens: int) -> StepPlan:
+    """A step of deterministic requests. What it holds beside a sequence does not change its tokens.
+
+    Args:
+        prefill_tokens: most prompt tokens the step may hold.
+    """
+    # Those that have least come first: no step leaves the same ones out.
+    rows = sorted(decoding, key=lambda s: s.generated)[:MOST_DETERMINISTIC_ROWS]
+    left = min(prefill_tokens, MOST_DETERMINISTIC_ROWS - len(rows))
+    return replace(plan_step(rows, prefilling, left), is_deterministic=True)
 
 
 def split(sequences: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -218,9 +234,10 @@ def plan_of(
     in_prefill_context: bool = False,
     is_long: bool = False,
     adapter: str = "",
+    is_deterministic: bool = False,
 ) -> StepPlan:
     """The step that computes the given number of tokens of each sequence."""
-    plan = StepPlan([], [], in_prefill_context, is_long, adapter)
+    plan = StepPlan([], [], in_prefill_context, is_long, adapter, is_deterministic)
     for sequence, n in grants:
         if sequence.is_prefilling and n < sequence.n_indivisible:
             continue

@@ -31,6 +31,8 @@ from .tiers.rates import Tier
 from .tiers.reads import Fetch
 
 NO_SEQ_ID = -1
+DETERMINISTIC_GROUP = "!"
+"""Ends the name of a group of sequences whose steps hold nothing else."""
 # Where a prefix is, in messages; None: in the KV cache.
 CACHE_TIERS: Mapping[Tier | None, generation_pb2.CacheTier.ValueType] = {
     None: generation_pb2.CACHE_TIER_DEVICE,
@@ -107,6 +109,8 @@ class Sequence:
     adapter: str = ""
     # As clients name it.
     adapter_name: str = ""
+    # Whether its tokens are the same whatever else is cached or runs.
+    is_deterministic: bool = False
     # Whether its adapter is still being loaded.
     lacks_adapter: bool = False
     # A prefix on its way to host memory, since when, by the monotonic clock, and where `state` is from if it
@@ -166,6 +170,21 @@ class Sequence:
     def __post_init__(self) -> None:
         head = tokens_pb2.TokenChunk(request_id=self.request_id, epoch=self.epoch)
         self.chunk_head = head.SerializeToString()
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether what is computed of it is not in the main context."""
+        return self.in_prefill_context or self.is_deterministic
+
+    @property
+    def computes_all(self) -> bool:
+        """Whether nothing of its prompt is taken from what was computed before."""
+        return self.is_scored or self.is_deterministic
+
+    @property
+    def step_group(self) -> str:
+        """Sequences of the same one may be computed in one step."""
+        return f"{self.adapter}{DETERMINISTIC_GROUP}" if self.is_deterministic else self.adapter
 
     @property
     def order(self) -> tuple[float, int]:

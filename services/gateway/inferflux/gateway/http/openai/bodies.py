@@ -88,6 +88,7 @@ class SamplingBody(Body):
     stop_token_ids: Items[Int32] | None = None
     ignore_eos: bool | None = None
     speculation: str | None = None
+    deterministic: bool | None = None
     max_reasoning_tokens: Int32 | None = None
     # As llama.cpp's server and vLLM name it.
     thinking_budget_tokens: Int32 | None = None

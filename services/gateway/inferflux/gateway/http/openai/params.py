@@ -92,6 +92,7 @@ def to_params(
         ignore_eos=bool(body.ignore_eos),
         speculation=_speculation(body.speculation),
         max_reasoning_tokens=_max_reasoning_tokens(body),
+        deterministic=body.deterministic,
     )
 
 
