@@ -707,3 +707,11 @@ def test_the_usage_comes_with_every_chunk_where_it_is_asked_for() -> None:
     assert [m["usage"]["completion_tokens"] for m in (first, second)] == [1, 3]
     assert second["usage"]["total_tokens"] == 13
     assert second["system_fingerprint"].startswith("fp_")
+
+
+def test_whether_an_answer_is_to_come_again_is_left_open_unless_it_is_said() -> None:
+    assert not request().params.HasField("deterministic")
+    for value in (True, False):
+        params = request(deterministic=value).params
+        assert params.HasField("deterministic")
+        assert params.deterministic == value

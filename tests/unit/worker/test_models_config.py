@@ -33,6 +33,7 @@ models:
     context: 4096
     slots: 3
     kv_cells: 512
+    deterministic: true
   - {path: c.gguf, kv_bytes: 1048576}
 x-something: else
 """,
@@ -49,6 +50,7 @@ x-something: else
                 context_length=4096,
                 slots=3,
                 kv_cells=512,
+                is_deterministic=True,
             ),
         ),
         (tmp_path / "c.gguf", Wish("c", kv_bytes=1 << 20)),
