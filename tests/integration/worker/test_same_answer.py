@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from harness.real_models import NAMES, model_path
+from harness.model_paths import NAMES, model_path
 from harness.serving import Served
 from harness.worker import batch_item
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.real_models import DEMO, NAMES, model_path
+from harness.model_paths import DEMO, NAMES, model_path
 from numpy.typing import NDArray
 
 from inferflux.common.llama.native import llama
