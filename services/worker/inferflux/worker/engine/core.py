@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, Unavailable
+from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, InvalidArgument, Unavailable
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from . import chunks
@@ -216,7 +216,8 @@ class Engine:
             self._fail(sequence, _no_adapter("the adapter is not loaded here any more"))
             return
         if sequence.is_deterministic and (why := self._why_not_the_same(sequence)):
-            self._fail(sequence, Unavailable(why, reason="NOT_DETERMINISTIC", retry_delay_s=None))
+            refused = InvalidArgument(why, field="params.deterministic", reason="NOT_DETERMINISTIC")
+            self._fail(sequence, refused)
             return
         if item.request.params.HasField("constraint"):
             try:
@@ -238,9 +239,9 @@ class Engine:
     def _why_not_the_same(self, sequence: Sequence) -> str:
         """Why a request cannot be deterministic here; empty: it can."""
         if sequence.images:
-            return "params.deterministic: not with images or sounds in the prompt"
+            return "a prompt with images or sounds is not deterministic"
         why = self._backend.open_deterministic()
-        return f"params.deterministic: this model cannot be: {why}" if why else ""
+        return f"this model is not deterministic here: {why}" if why else ""
 
     def receive(self, image: engine_pb2.EngineImage) -> None:
         """Take an image that requests wait for."""
