@@ -1,4 +1,4 @@
-"""Deterministic requests: the same tokens whatever else is cached or runs, by the engine itself."""
+"""Deterministic requests: the same tokens whatever else is cached or runs, by an engine itself, on both models."""
 
 from __future__ import annotations
 
