@@ -1,4 +1,4 @@
-"""Deterministic requests: the same tokens whatever else is cached or runs, by an engine itself, on both models."""
+"""Deterministic requests: the same tokens whatever else is cached or runs. An engine alone, each model."""
 
 from __future__ import annotations
 
