@@ -78,7 +78,7 @@ class DeterministicContext:
         sequence = part.sequence
         at = sequence.position
         logits = self._decode_run(Run(sequence.tokens[at : at + 1], sequence.seq_id, at))
-        return logits[: part.n_logits]
+        return logits[: part.n_rows]
 
     def _decode_run(self, run: Run) -> NDArray[np.float32]:
         """Compute one token, and another one of nobody; returns the logits of both."""
