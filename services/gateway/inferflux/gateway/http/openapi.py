@@ -151,7 +151,7 @@ OPERATIONS: Sequence[Operation] = (
         "post",
         "/v1/messages",
         "Answer a conversation, in the shape of Anthropic's API.",
-        "Message",
+        "MessageAnswer",
         MessagesBody,
         streams=True,
         error="MessageError",

@@ -176,7 +176,7 @@ ANSWERS: dict[str, Schema] = {
     "Completion": _COMPLETION,
     "Response": _RESPONSE,
     "Generated": _GENERATED,
-    "Message": _MESSAGE,
+    "MessageAnswer": _MESSAGE,
     "Counted": _object(input_tokens=_COUNT),
     "MessageError": _object(
         type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT), request_id=_TEXT
