@@ -16,7 +16,7 @@ from harness.served_engine import Served, demo_backend
 from harness.worker import batch_item
 from harness.worker_world import EagerBudget
 
-from inferflux.common.constraints.schema import normalised
+from inferflux.common.constraints.schema import read_schema
 from inferflux.v1 import engine_pb2, generation_pb2, worker_pb2
 from inferflux.worker.engine.constraints import Constraints
 from inferflux.worker.engine.native import Backend
@@ -60,7 +60,7 @@ def served(backend: Backend) -> Iterator[Served]:
 
 def constraint(**fields: Any) -> generation_pb2.StructuredConstraint:
     if "json_schema" in fields:
-        fields["json_schema"] = normalised(json.dumps(fields["json_schema"]))
+        fields["json_schema"] = read_schema(json.dumps(fields["json_schema"])).enforced
     return generation_pb2.StructuredConstraint(**fields)
 
 

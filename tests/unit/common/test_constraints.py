@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from inferflux.common.constraints.checking import ConstraintError
 from inferflux.common.constraints.compiling import Compiled, Compiler
-from inferflux.common.constraints.limits import MAX_BYTES, MAX_CHOICES
-from inferflux.common.constraints.schema import FORMATS, KEYWORDS, normalised
+from inferflux.common.constraints.formats import CHECKED_FORMATS, FORMATS
+from inferflux.common.constraints.limits import MAX_BYTES, MAX_CHOICES, MAX_ENFORCED_BYTES
+from inferflux.common.constraints.schema import KEYWORDS, LEVELS, read_schema, refuse_unenforced
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
 from inferflux.common.llama.vocab import Vocab
@@ -47,7 +49,7 @@ def matches(schema: schemas.Schema, answer: bytes) -> bool:
 
 def compiled(schema: schemas.Schema | str) -> Compiled:
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return compiler().compile(Constraint(json_schema=normalised(text)))
+    return compiler().compile(Constraint(json_schema=read_schema(text).enforced))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,10 @@ def compiled(schema: schemas.Schema | str) -> Compiled:
         (Params(constraint=Constraint()), "params.constraint"),
         (Params(constraint=Constraint(json_object=False)), "params.constraint.json_object"),
         (Params(constraint=Constraint(json_schema="")), "params.constraint.json_schema"),
-        (Params(constraint=Constraint(json_schema=" " * (MAX_BYTES + 1))), "params.constraint.json_schema"),
+        (
+            Params(constraint=Constraint(json_schema=" " * (MAX_ENFORCED_BYTES + 1))),
+            "params.constraint.json_schema",
+        ),
         (Params(constraint=Constraint(gbnf="é" * (MAX_BYTES // 2 + 1))), "params.constraint.gbnf"),
         (Params(constraint=Constraint(lark="")), "params.constraint.lark"),
         (Params(constraint=Constraint(regex="")), "params.constraint.regex"),
@@ -104,10 +109,43 @@ def test_a_schema_loses_what_asserts_nothing_and_keeps_its_order() -> None:
         "required": ["title", "age", "title"],
         "const": {"title": "kept", "description": 1},
     }
-    assert normalised(json.dumps(schema, indent=3)) == (
+    read = read_schema(json.dumps(schema, indent=3))
+    assert not read.unenforced
+    assert read.enforced == read.checked
+    assert read.enforced == (
         '{"properties":{"title":{"type":"string"},"age":{"type":"integer"}},'
         '"required":["title","age"],"const":{"title":"kept","description":1}}'
     )
+
+
+def test_definitions_that_nothing_refers_to_are_not_read() -> None:
+    unused = {"type": "text", "pattern": "(?=", "$ref": "#/nowhere", "items": 3}
+    for where in ("$defs", "definitions", "components"):
+        read = read_schema(json.dumps({"type": "null", where: {"unused": unused}}))
+        assert (read.enforced, read.unenforced) == ('{"type":"null"}', ())
+
+
+def test_arguments_are_an_object_whatever_else_their_schema_says() -> None:
+    of_reference = {"$ref": "#/definitions/a", "definitions": {"a": {"type": "object", "required": ["b"]}}}
+    for schema, is_read_as in (
+        (True, {"type": "object"}),
+        ({"properties": {}}, {"properties": {}, "type": "object"}),
+        ({"type": "string", "maxLength": 3}, {"type": "object"}),
+        ({"type": ["object", "null"]}, {"type": "object"}),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#/no"}}},
+            {"type": "object", "properties": {"a": {}}},
+        ),
+        ({"type": "object", "required": True}, {"type": "object"}),
+        (
+            of_reference,
+            {
+                "$ref": "#/$defs/definitions_a",
+                "$defs": {"definitions_a": {"type": "object", "required": ["b"]}},
+            },
+        ),
+    ):
+        assert json.loads(read_schema(json.dumps(schema), is_arguments=True).enforced) == is_read_as
 
 
 @pytest.mark.parametrize("name", schemas.accepted())
@@ -125,11 +163,25 @@ def test_every_complete_answer_matches_its_schema(name: str) -> None:
     assert n_complete
 
 
+@pytest.mark.parametrize("name", schemas.left_to_the_check())
+def test_what_cannot_be_enforced_is_named_and_refused_where_it_has_to_be(name: str) -> None:
+    schema, keyword = schemas.left_to_the_check()[name]
+    for level in range(LEVELS):
+        read = read_schema(json.dumps(schema), level=level)
+        with contextlib.suppress(ConstraintError):
+            compiler().compile(Constraint(json_schema=read.enforced, checked_schema=read.checked))
+            break
+    assert keyword in map(str, read.unenforced)
+    with pytest.raises(InvalidArgument) as refused:
+        refuse_unenforced(read.unenforced)
+    assert keyword in refused.value.message
+
+
 @pytest.mark.parametrize("name", schemas.refused())
-def test_what_cannot_be_enforced_is_refused_by_name(name: str) -> None:
+def test_what_is_no_schema_is_refused_by_its_place(name: str) -> None:
     schema, named = schemas.refused()[name]
     with pytest.raises(InvalidArgument) as refused:
-        normalised(schema if isinstance(schema, str) else json.dumps(schema))
+        compiled(schema if isinstance(schema, str) else json.dumps(schema))
     assert named in refused.value.message
     assert refused.value.field == "params.constraint.json_schema"
 
@@ -220,10 +272,11 @@ def test_a_model_of_no_sense_gives_answers_that_match(schema: Any, seed: int) ->
 )
 def test_no_json_makes_the_check_raise_anything_else(value: Any) -> None:
     try:
-        text = normalised(json.dumps(value))
+        read = read_schema(json.dumps(value))
     except InvalidArgument:
         return
-    assert normalised(text) == text
+    again = read_schema(read.checked)
+    assert (again.checked, again.enforced) == (read.checked, read.enforced)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +334,7 @@ def test_a_control_token_stands_for_no_text() -> None:
 
 def test_the_manual_lists_what_is_enforced() -> None:
     page = (Path(__file__).parents[3] / "docs" / "structured-output.md").read_text(encoding="utf-8")
-    for word in KEYWORDS | FORMATS:
+    for word in KEYWORDS | FORMATS | CHECKED_FORMATS:
         assert f"`{word}`" in page, word
 
 

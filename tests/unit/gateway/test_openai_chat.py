@@ -307,8 +307,9 @@ def test_a_function_without_parameters_takes_no_arguments(function: dict[str, An
 
 
 def test_a_schema_that_was_seen_before_is_refused_in_its_own_place() -> None:
-    bad = {"type": "object", "properties": {"x": {"not": {}}}}
-    functions = [{"name": "f", "parameters": {}}, {"name": "g", "parameters": bad}]
+    bad = {"type": "object", "properties": {"x": {"uniqueItems": True}}}
+    strict = {"name": "g", "parameters": bad, "strict": True}
+    functions = [{"name": "f", "parameters": bad}, strict]
     for first in (0, 1):
         tools = [{"type": "function", "function": function} for function in functions[first:]]
         with pytest.raises(InvalidArgument) as refused:

@@ -648,11 +648,14 @@ def asking(*tools: inference_pb2.Tool, **fields: object) -> inference_pb2.ChatRe
         (asking(inference_pb2.Tool(name="")), "tools[0].name"),
         (asking(inference_pb2.Tool(name="x" * 129)), "tools[0].name"),
         (asking(ADD, ADD), "tools[1].name"),
-        (asking(*(inference_pb2.Tool(name=f"f{i}") for i in range(129))), "tools"),
-        (asking(inference_pb2.Tool(name="f", description="x" * 65537)), "tools"),
+        (asking(*(inference_pb2.Tool(name=f"f{i}") for i in range(513))), "tools"),
+        (asking(inference_pb2.Tool(name="f", description="x" * (512 * 1024 + 1))), "tools"),
         (asking(inference_pb2.Tool(name="f", parameters="{")), "tools[0].parameters"),
-        (asking(inference_pb2.Tool(name="f", parameters='{"not": {}}')), "tools[0].parameters"),
-        (asking(inference_pb2.Tool(name="f", parameters='{"type": "array"}')), "tools[0].parameters"),
+        (asking(inference_pb2.Tool(name="f", parameters="3")), "tools[0].parameters"),
+        (
+            asking(inference_pb2.Tool(name="f", parameters='{"contains": true}', strict=True)),
+            "tools[0].parameters",
+        ),
         (asking(inference_pb2.Tool(name="f", parameters='{"title": "\\ud800"}')), "tools[0].parameters"),
         (asking(ADD, tool_choice=inference_pb2.ToolChoice(name="sub")), "tool_choice"),
         (

@@ -11,6 +11,7 @@ NAMES: Mapping[int, str] = {
     generation_pb2.FINISH_REASON_LENGTH: "length",
     generation_pb2.FINISH_REASON_CANCELLED: "cancelled",
     generation_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+    generation_pb2.FINISH_REASON_SCHEMA_MISMATCH: "schema_mismatch",
 }
 
 

@@ -723,18 +723,22 @@ class FunctionSchema(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    CHECKED_PARAMETERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     parameters: _builtins.str
-    """A JSON schema, as JSON text."""
+    """A JSON schema, as JSON text: what masks enforce of it."""
+    checked_parameters: _builtins.str
+    """The whole of it, which complete arguments are checked against; empty where it says no more."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        checked_parameters: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_parameters", b"checked_parameters", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -792,7 +796,9 @@ Global___ToolCallsConstraint: _TypeAlias = ToolCallsConstraint  # noqa: Y015
 
 @_typing.final
 class StructuredConstraint(_message.Message):
-    """What an answer has to look like. Only tokens that can still lead there are drawn. At most 16 KiB of text."""
+    """What an answer has to look like. Only tokens that can still lead there are drawn. At most 16 KiB of text; 64 KiB of
+    a JSON schema.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -807,10 +813,13 @@ class StructuredConstraint(_message.Message):
     REASONING_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
+    CHECKED_SCHEMA_FIELD_NUMBER: _builtins.int
     json_object: _builtins.bool
     """Any JSON object; never false."""
     json_schema: _builtins.str
-    """A JSON schema, as JSON text. Keywords that cannot be enforced are refused: docs/structured-output.md lists them."""
+    """A JSON schema, as JSON text. What cannot be enforced is checked when the answer ends, and named in the call's
+    metadata as x-inferflux-unenforced: docs/structured-output.md lists it.
+    """
     gbnf: _builtins.str
     """A grammar in llama.cpp's GBNF; its rule `root` is the answer."""
     lark: _builtins.str
@@ -823,6 +832,10 @@ class StructuredConstraint(_message.Message):
     """As of calls."""
     strict: _builtins.bool
     """Refuse a JSON schema with keywords that cannot be enforced. Else they are checked when the answer ends."""
+    checked_schema: _builtins.str
+    """Not a client's to set: the whole of json_schema, which a complete answer is checked against, where masks enforce a
+    part of it.
+    """
     @_builtins.property
     def choice(self) -> Global___ChoiceConstraint: ...
     @_builtins.property
@@ -847,10 +860,11 @@ class StructuredConstraint(_message.Message):
         reasoning: Global___ReasoningFormat.ValueType = ...,
         prefix: _builtins.str = ...,
         strict: _builtins.bool = ...,
+        checked_schema: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "prefix", b"prefix", "reasoning", b"reasoning", "regex", b"regex", "strict", b"strict", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_schema", b"checked_schema", "choice", b"choice", "constraint", b"constraint", "gbnf", b"gbnf", "json_object", b"json_object", "json_schema", b"json_schema", "lark", b"lark", "prefix", b"prefix", "reasoning", b"reasoning", "regex", b"regex", "strict", b"strict", "syntax", b"syntax", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_object", "json_schema", "gbnf", "lark", "regex", "choice", "tool_calls"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015

@@ -143,9 +143,12 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    MISMATCH_FIELD_NUMBER: _builtins.int
     reason: _generation_pb2.FinishReason.ValueType
     stop: _builtins.str
     """The stop string before which the text ends; empty where something else ended it."""
+    mismatch: _builtins.str
+    """With FINISH_REASON_SCHEMA_MISMATCH: what of the answer does not match."""
     @_builtins.property
     def usage(self) -> _generation_pb2.Usage: ...
     @_builtins.property
@@ -157,10 +160,11 @@ class Finished(_message.Message):
         usage: _generation_pb2.Usage | None = ...,
         timings: _generation_pb2.Timings | None = ...,
         stop: _builtins.str = ...,
+        mismatch: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mismatch", b"mismatch", "reason", b"reason", "stop", b"stop", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

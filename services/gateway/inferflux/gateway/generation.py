@@ -58,7 +58,13 @@ from .submit import Submitter, is_refused, taken
 
 log = logs.get()
 
-_COMPLETE = frozenset({generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH})
+_COMPLETE = frozenset(
+    {
+        generation_pb2.FINISH_REASON_STOP,
+        generation_pb2.FINISH_REASON_LENGTH,
+        generation_pb2.FINISH_REASON_SCHEMA_MISMATCH,
+    }
+)
 
 # Time for a stream that is to be resumed to say something.
 _RESUME_WAIT_S = 1.0
@@ -140,6 +146,8 @@ class Generation:
         self._offset = 0
         self._served_as = self.digest = ""
         self.prompt_tokens = 0
+        # Keywords of its schemas that the check of the complete answer alone knows, for the client to read.
+        self.unenforced = ""
 
     async def __aenter__(self) -> Self:
         self._services.metrics.streams.inc()

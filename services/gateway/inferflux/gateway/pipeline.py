@@ -17,6 +17,7 @@ from inferflux.api.errors import without_keys
 from inferflux.common import adapters, checks, generation_limits, logs, subjects
 from inferflux.common.adapters import joined
 from inferflux.common.calls import CallContext
+from inferflux.common.constraints.schema import named
 from inferflux.common.errors import Aborted, InvalidArgument
 from inferflux.common.guardrails.refusals import TEXT_NEEDED
 from inferflux.common.images import without_placeholders
@@ -159,15 +160,21 @@ class Pipeline:
             generation.note_prompt(chat_text(request.messages))
             size = schema_bytes(request.tools)
             use = await off_loop_if_large(size, lambda: tool_use_of(request), above=LARGE_SCHEMA)
-            params = await self._constraints.checked(request.params, card)
+            held = await self._constraints.checked(request.params, card)
+            params, unenforced = held.params, [*held.unenforced, *use.unenforced]
             chat = await self._rendered(request, card, use.tools)
             has_constraint = params.HasField("constraint")
             if use.functions:
                 content = params.constraint if has_constraint else None
-                calls = use.constraint(chat, content)
-                params = await self._constraints.with_tool_calls(params, calls, card)
+                strict = {tool.name for tool in use.tools if tool.strict}
+                held = await self._constraints.with_tool_calls(
+                    params, use.constraint(chat, content), card, strict=strict
+                )
+                params = held.params
+                unenforced += held.unenforced
             else:
                 params = await self._constraints.within(params, chat, card)
+            generation.unenforced = named(unenforced)
             form = format_of(
                 use,
                 chat,
@@ -189,7 +196,8 @@ class Pipeline:
         async with self._generation("Generate", context, caller, model=request.model) as (call, generation):
             card, adapter = await self._check(call, request)
             text = validation.prompt_of(request, max_text_bytes=self._max_text_bytes)
-            params = await self._constraints.checked(request.params, card)
+            held = await self._constraints.checked(request.params, card)
+            params, generation.unenforced = held.params, named(held.unenforced)
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
             if request.HasField("suffix"):
                 prompt = await self._gap(text, request.suffix, card)

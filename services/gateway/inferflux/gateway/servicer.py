@@ -10,6 +10,7 @@ from inferflux.common.grpc_interceptor import caller_as, current_call
 from inferflux.v1 import inference_pb2, inference_pb2_grpc
 
 from .caller import Caller
+from .constraints import UNENFORCED_HEADER
 from .generation import Generation
 from .pipeline import Pipeline
 
@@ -76,4 +77,6 @@ def _tell(context: Context, generation: Generation, *, asked_priority: int) -> N
     said = dict(rate_limits.headers_of(generation.limits))
     if generation.priority != asked_priority:
         said[grpc_metadata.PRIORITY] = str(generation.priority)
+    if generation.unenforced:
+        said[UNENFORCED_HEADER] = generation.unenforced
     context.set_trailing_metadata(tuple(said.items()))

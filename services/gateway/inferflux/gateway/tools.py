@@ -16,13 +16,14 @@ from inferflux.common.constraints.limits import (
     check_function_name,
     check_function_names,
 )
+from inferflux.common.constraints.schema import Schema, Unenforced, refuse_unenforced
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 _NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
 _MODES = frozenset(inference_pb2.ToolChoiceMode.values())
 # Schemas of functions that are read already, and the longest of them.
-_MOST_REMEMBERED, _MOST_REMEMBERED_CHARS = 256, 4 << 10
+_MOST_REMEMBERED, _MOST_REMEMBERED_CHARS = 1024, 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class ToolUse:
         functions: those of them that it may call, with normalised schemas.
         is_required: whether it has to call one.
         is_single: whether it may make one call only.
+        unenforced: keywords of their schemas that only complete calls are checked against.
     """
 
     tools: Sequence[inference_pb2.Tool] = ()
     functions: Sequence[generation_pb2.FunctionSchema] = ()
     is_required: bool = False
     is_single: bool = False
+    unenforced: Sequence[Unenforced] = ()
 
     @property
     def names(self) -> frozenset[str]:
@@ -83,10 +86,10 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
     """Check tools and tool choice.
 
     Raises:
-        InvalidArgument: a name that calls cannot spell, a schema that cannot be enforced, too much of it, or
+        InvalidArgument: a name that calls cannot spell, a schema that is none, too much of it, or
             a choice that the tools do not have.
     """
-    functions = functions_of(request.tools)
+    functions, unenforced = functions_of(request.tools)
     is_required = False
     match request.tool_choice.WhichOneof("choice"):
         case "name":
@@ -106,11 +109,13 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
             if is_required and not functions:
                 raise InvalidArgument("tool_choice: there are no tools", field="tool_choice")
     may_be_several = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
-    return ToolUse(request.tools if functions else (), functions, is_required, not may_be_several)
+    return ToolUse(request.tools if functions else (), functions, is_required, not may_be_several, unenforced)
 
 
-def functions_of(tools: Sequence[inference_pb2.Tool]) -> list[generation_pb2.FunctionSchema]:
-    """The tools' functions, with the schemas of their arguments as they are enforced.
+def functions_of(
+    tools: Sequence[inference_pb2.Tool],
+) -> tuple[list[generation_pb2.FunctionSchema], list[Unenforced]]:
+    """The tools' functions, with the schemas of their arguments, and what masks do not enforce of those.
 
     Raises:
         InvalidArgument: naming the tool's field.
@@ -122,12 +127,20 @@ def functions_of(tools: Sequence[inference_pb2.Tool]) -> list[generation_pb2.Fun
             f"tools: descriptions and schemas have at most {MAX_FUNCTIONS_BYTES} bytes together, not {size}"
         )
         raise InvalidArgument(message, field="tools", reason="CONSTRAINT_TOO_LARGE")
-    return [
-        generation_pb2.FunctionSchema(
-            name=tool.name, parameters=_arguments_schema(tool.parameters, f"tools[{i}].parameters")
+    functions, unenforced = [], []
+    for i, tool in enumerate(tools):
+        field = f"tools[{i}].parameters"
+        schema = _arguments_schema(tool.parameters, field)
+        if tool.strict:
+            refuse_unenforced(schema.unenforced, field)
+        checked = schema.checked if schema.checked != schema.enforced else ""
+        functions.append(
+            generation_pb2.FunctionSchema(
+                name=tool.name, parameters=schema.enforced, checked_parameters=checked
+            )
         )
-        for i, tool in enumerate(tools)
-    ]
+        unenforced += [Unenforced(left.keyword, tool.name + left.path) for left in schema.unenforced]
+    return functions, unenforced
 
 
 def check_calls(message: inference_pb2.ChatMessage, field: str) -> None:
@@ -177,25 +190,24 @@ def kinds_of(schema: Any, root: Any, depth: int = 0) -> str:
     return "string" if values and all(isinstance(value, str) for value in values) else ""
 
 
-def _arguments_schema(text: str, field: str) -> str:
+def _arguments_schema(text: str, field: str) -> Schema:
     """The schema of a function's arguments, which are an object. One that says nothing stands for none."""
     if not text:
-        return _NO_ARGUMENTS
+        return Schema(_NO_ARGUMENTS, _NO_ARGUMENTS)
     try:
         return _known_arguments(text) if len(text) <= _MOST_REMEMBERED_CHARS else _arguments(text)
     except InvalidArgument as error:
         raise InvalidArgument(f"{field}: {error.message}", field=field, reason=error.reason) from None
 
 
-def _arguments(text: str) -> str:
-    schema = json.loads(schemas.normalised(text))
-    if _parsed(text) is None:
+def _arguments(text: str) -> Schema:
+    value = _parsed(text)
+    if value is None and text.strip() != "null":
+        schemas.read_schema(text, is_arguments=True)  # which may say why
         raise InvalidArgument("the schema is no JSON, or nested too deeply", reason="BAD_SCHEMA")
-    if not schema:
-        return _NO_ARGUMENTS
-    if schema.setdefault("type", "object") != "object":
-        raise InvalidArgument("arguments are an object: its type is 'object'", reason="BAD_SCHEMA")
-    return json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
+    if value is None or value == {}:
+        return Schema(_NO_ARGUMENTS, _NO_ARGUMENTS)
+    return schemas.read_schema(text, is_arguments=True)
 
 
 # An agent sends the same tools with every request.

@@ -49,7 +49,7 @@ def check_of(constraint: generation_pb2.StructuredConstraint) -> Check:
         case "json_object":
             return _schema_check({"type": "object"})
         case "json_schema":
-            return _schema_check(json.loads(constraint.json_schema))
+            return _schema_check(json.loads(constraint.checked_schema or constraint.json_schema))
         case "tool_calls":
             return _calls_check(constraint.tool_calls)
         case _:
@@ -65,12 +65,7 @@ def _number(text: str) -> float:
 
 
 def _schema_check(schema: Any) -> Check:
-    try:
-        validator = jsonschema_rs.Draft202012Validator(
-            schema, validate_formats=False, pattern_options=jsonschema_rs.RegexOptions()
-        )
-    except ValueError as error:
-        raise ConstraintError(readable(str(error))) from None
+    validator = _validator_of(schema)
 
     def check(answer: str) -> str:
         try:
@@ -100,9 +95,56 @@ def _content_check(constraint: generation_pb2.StructuredConstraint) -> Check:
     return check_content
 
 
+def _validator_of(schema: Any) -> jsonschema_rs.Draft202012Validator:
+    """Expressions are read in linear time where they can be; those that cannot be read are left out.
+
+    Raises:
+        ConstraintError: a schema that cannot be checked.
+    """
+    why = ""
+    for options in (jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions()):
+        try:
+            return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, pattern_options=options)
+        except ValueError as error:
+            why = readable(str(error))
+    readable_ones = without_bad_patterns(schema)
+    if readable_ones == schema:
+        raise ConstraintError(why)
+    return _validator_of(readable_ones)
+
+
+def without_bad_patterns(schema: Any) -> Any:
+    """The schema without expressions that no reader takes. Values that look like keywords are no harm."""
+    if isinstance(schema, list):
+        return [without_bad_patterns(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: without_bad_patterns(of) for name, of in schema.items()}
+    if isinstance(pattern := kept.get("pattern"), str) and not _is_expression(pattern):
+        del kept["pattern"]
+    by_pattern = kept.get("patternProperties")
+    if isinstance(by_pattern, dict) and not all(map(_is_expression, by_pattern)):
+        del kept["patternProperties"]
+        kept.pop("additionalProperties", None)
+    return kept
+
+
+def _is_expression(pattern: str) -> bool:
+    try:
+        jsonschema_rs.Draft202012Validator(
+            {"pattern": pattern}, pattern_options=jsonschema_rs.FancyRegexOptions()
+        )
+    except ValueError:
+        return False
+    return True
+
+
 def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
     """Every complete call is of a function's schema, and there is one where one is required."""
-    checks = {function.name: _schema_check(json.loads(function.parameters)) for function in calls.functions}
+    checks = {
+        function.name: _schema_check(json.loads(function.checked_parameters or function.parameters))
+        for function in calls.functions
+    }
 
     types = {each.name: parameter_types(json.loads(each.parameters)) for each in calls.functions}
     syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)

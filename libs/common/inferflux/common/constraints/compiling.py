@@ -21,6 +21,7 @@ from inferflux.v1 import generation_pb2
 from .answers.answer import lark_of as answer_lark
 from .answers.lark import ControlToken, SpellingError
 from .checking import ConstraintError, check_of, is_checked, readable
+from .schema import NOTHING_MATCHES
 from .vocabulary import NoEndError, tokenizer_of
 
 # Whitespace is a blank, or a new line and its indentation: a model cannot go on with it for ever.
@@ -28,7 +29,12 @@ _JSON_OPTIONS: Any = {
     "whitespace_pattern": r"(\x20|\n[\x20\t]{0,40})",
     "coerce_one_of": False,
     "lenient": False,
+    # Any character of a text may be escaped; a text under a pattern has its own characters.
+    "json_allow_general_unicode_escapes": True,
 }
+
+
+_UNSATISFIABLE = "Unsatisfiable schema: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,7 @@ class Compiler:
         if matcher.is_error():
             raise ConstraintError(why_failed(matcher))
         if not any(mask):
-            raise ConstraintError("no answer satisfies it")
+            raise ConstraintError(NOTHING_MATCHES)
         return Compiled(matcher, constraint)
 
 
@@ -191,7 +197,9 @@ def why_failed(matcher: LLMatcher) -> str:
     """Why a matcher is in error."""
     error = matcher.get_error()
     if "NoExtension" in error:
-        return "no answer satisfies it"
+        return NOTHING_MATCHES
+    if _UNSATISFIABLE in error:
+        return f"{NOTHING_MATCHES}: {readable(error.replace(_UNSATISFIABLE, ''))}"
     return readable(error)
 
 

@@ -3,8 +3,9 @@
 | field | allowed |
 |---|---|
 | any text, all choices together | 1 to 16,384 bytes |
+| a JSON schema | 1 to 65,536 bytes; 4 times that as it is enforced |
 | params.constraint.choice.texts | 1 to 1,000, each 1 byte or more |
-| params.constraint.tool_calls.functions | 1 to 128; schemas of 65,536 bytes together |
+| params.constraint.tool_calls.functions | 1 to 512; schemas of 524,288 bytes together |
 | a function's name | 1 to 128 characters, none of them a control character |
 
 A constraint decides where the answer ends. So it excludes `stop`, `stop_token_ids` and `ignore_eos`. Tool
@@ -22,8 +23,11 @@ from inferflux.v1 import generation_pb2
 FIELD = "params.constraint"
 MAX_BYTES = 16 << 10
 MAX_CHOICES = 1000
-MAX_FUNCTIONS = 128
-MAX_FUNCTIONS_BYTES = 64 << 10
+MAX_SCHEMA_BYTES = 64 << 10
+# With the classes of its patterns spelled out.
+MAX_ENFORCED_BYTES = 4 * MAX_SCHEMA_BYTES
+MAX_FUNCTIONS = 512
+MAX_FUNCTIONS_BYTES = 512 << 10
 
 # Which of them a model's calls can spell, its syntax says.
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
@@ -49,8 +53,10 @@ def check_constraint(params: generation_pb2.GenerationParams) -> None:
         _check_choices(params.constraint.choice.texts, f"{field}.texts")
     elif kind == "tool_calls":
         _check_tool_calls(params.constraint.tool_calls, field)
+    elif kind == "json_schema":
+        check_size(len(params.constraint.json_schema.encode()), field, most=MAX_ENFORCED_BYTES)
     else:
-        _check_size(len(getattr(params.constraint, kind).encode()), field)
+        check_size(len(getattr(params.constraint, kind).encode()), field)
     _check_combination(params)
 
 
@@ -66,7 +72,7 @@ def asking_field_of(constraint: generation_pb2.StructuredConstraint) -> str:
 
 
 def check_function_names(names: Iterable[str], field: str) -> None:
-    """At most 128 names, which a call can spell, and none twice.
+    """At most 512 names, which a call can spell, and none twice.
 
     Args:
         field: of the list of functions; a name is `field[i].name`.
@@ -109,9 +115,10 @@ def _check_tool_calls(calls: generation_pb2.ToolCallsConstraint, field: str) -> 
         raise InvalidArgument(message, field=f"{field}.functions", reason="CONSTRAINT_TOO_LARGE")
 
 
-def _check_size(size: int, field: str) -> None:
-    if not 1 <= size <= MAX_BYTES:
-        message = f"{field.rpartition('.')[2]} has 1 to {MAX_BYTES} bytes, not {size}"
+def check_size(size: int, field: str, *, most: int = MAX_BYTES) -> None:
+    """Raises InvalidArgument for a text that is empty, or longer than `most` bytes."""
+    if not 1 <= size <= most:
+        message = f"{field.rpartition('.')[2]} has 1 to {most} bytes, not {size}"
         raise InvalidArgument(message, field=field, reason="CONSTRAINT_TOO_LARGE" if size else "")
 
 
@@ -122,7 +129,7 @@ def _check_choices(choices: Sequence[str], field: str) -> None:
     for i, text in enumerate(choices):
         if not text:
             raise InvalidArgument("a choice is empty", field=f"{field}[{i}]")
-    _check_size(sum(len(text.encode()) for text in choices), field)
+    check_size(sum(len(text.encode()) for text in choices), field)
 
 
 def _check_content(constraint: generation_pb2.StructuredConstraint) -> None:

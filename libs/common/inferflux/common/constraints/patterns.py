@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 
 MOST_CHARS = 64 << 10
-"""Of an expression whose classes are spelled out: `\\S` alone takes 50."""
+"""Of an expression whose classes are spelled out: `\\S` alone takes 36."""
 
 Range = tuple[int, int]
 """Code points from the first to the last one."""
@@ -34,24 +35,32 @@ _CONTROL_ESCAPES = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 
 
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 _PROPERTY = re.compile(r"[pP]\{[A-Za-z0-9_=]+\}")
-# What everyone reads alike, up to what may be read otherwise.
-_PLAIN = re.compile(r"[^\[\\.(]+")
-_FLAGS = re.compile(r"\(\?(?![:=!<])")
+_GROUP = re.compile(r"\((?:\?(?:(?P<look><?[=!])|:|<[A-Za-z_$][\w$]*>|(?P<flags>)))?")
+_COUNT = re.compile(r"[*+?]|\{(?P<least>[0-9]+)(?:,(?P<most>[0-9]*))?\}")
+# Without a meaning of its own in any syntax.
+_PLAIN = re.compile(r"[^\[\]\\.(){}|^$*+?]+")
+_MOST_NESTED = 100
 
 
 class PatternError(ValueError):
     """What of the expression is not supported."""
 
 
-def portable(pattern: str, *, most_chars: int = MOST_CHARS) -> str:
+def portable(pattern: str, *, most_chars: int = MOST_CHARS, for_masks: bool = True) -> str:
     """The expression in the syntax that ECMA-262, Rust and others share.
 
+    Args:
+        for_masks: leave control characters out of classes that have them beside others. In a string under a
+            pattern, llguidance escapes control characters alone as `\\uXXXX`: a model that begins another
+            character so would be led to one of them.
+
     Raises:
-        PatternError: it has what they read in different ways, or becomes longer than `most_chars`.
+        PatternError: it has what they read in different ways or masks cannot hold, or becomes longer than
+            `most_chars`.
     """
     parts: list[str] = []
     left = most_chars
-    for part in _Reader(pattern).parts():
+    for part in _Reader(pattern, for_masks=for_masks).parts():
         left -= len(part)
         if left < 0:
             raise PatternError(f"what is longer than {most_chars} characters, its classes spelled out,")
@@ -59,30 +68,122 @@ def portable(pattern: str, *, most_chars: int = MOST_CHARS) -> str:
     return "".join(parts)
 
 
+@dataclass(slots=True)
+class _Group:
+    """One that is being read, or the whole expression.
+
+    Attributes:
+        begins: whether it stands where the text may begin.
+        is_at_start: whether what comes next does.
+        is_over: whether the alternative that is being read has come to the end of the text.
+        may_be_over: whether one of those before has.
+        has_anchor: whether there is one in it.
+    """
+
+    begins: bool
+    is_at_start: bool
+    is_over: bool = False
+    may_be_over: bool = False
+    has_anchor: bool = False
+
+
 class _Reader:
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, *, for_masks: bool) -> None:
         self._text = pattern
         self._at = 0
+        self._for_masks = for_masks
+        self._groups = [_Group(begins=True, is_at_start=True)]
+        # Whether a count may follow.
+        self._is_countable = False
 
     def parts(self) -> Iterator[str]:
         while self._at < len(self._text):
+            char = self._text[self._at]
+            if char in "(|)^$*+?{":
+                yield self._structure(char)
+                continue
+            self._atom()
             if plain := _PLAIN.match(self._text, self._at):
                 self._at = plain.end()
                 yield plain[0]
-                continue
-            char = self._text[self._at]
-            if char == "[":
+            elif char == "[":
                 yield self._class()
             elif char == "\\":
                 yield self._escape()
-            elif char == ".":
-                self._at += 1
-                yield _spelled_set(".")
             else:
-                if found := _FLAGS.match(self._text, self._at):
-                    raise PatternError(f"the group {self._text[self._at : found.end() + 1]!r}")
                 self._at += 1
-                yield char
+                yield self._spelled_set(".") if char == "." else f"\\{char}"
+        if len(self._groups) > 1:
+            raise PatternError("a group without an end")
+
+    def _atom(self) -> None:
+        group = self._groups[-1]
+        if group.is_over:
+            raise PatternError("an end of the text before the end")
+        group.is_at_start = False
+        self._is_countable = True
+
+    def _structure(self, char: str) -> str:
+        if char in "*+?{":
+            return self._counted()
+        begin = self._at
+        self._at += 1
+        group = self._groups[-1]
+        self._is_countable = False
+        match char:
+            case "(":
+                self._open(begin)
+            case ")":
+                self._close()
+            case "|":
+                group.may_be_over |= group.is_over
+                group.is_over, group.is_at_start = False, group.begins
+            case _:
+                if char == "^" and not group.is_at_start:
+                    raise PatternError("a beginning of the text after the beginning")
+                group.has_anchor = True
+                group.is_over |= char == "$"
+        return self._text[begin : self._at]
+
+    def _open(self, begin: int) -> None:
+        found = _GROUP.match(self._text, begin)
+        if found is None or found["look"] is not None:
+            raise PatternError("look-around")
+        self._at = found.end()
+        if found["flags"] is not None:
+            raise PatternError(f"the group {self._text[begin : self._at + 1]!r}")
+        group = self._groups[-1]
+        if group.is_over:
+            raise PatternError("an end of the text before the end")
+        if len(self._groups) > _MOST_NESTED:
+            raise PatternError("deeper nesting")
+        self._groups.append(_Group(begins=group.is_at_start, is_at_start=group.is_at_start))
+
+    def _close(self) -> None:
+        if len(self._groups) == 1:
+            raise PatternError("an end of no group")
+        closed = self._groups.pop()
+        group = self._groups[-1]
+        group.is_at_start = False
+        group.is_over = closed.is_over or closed.may_be_over
+        group.has_anchor |= closed.has_anchor
+        self._is_countable = not closed.has_anchor
+
+    def _counted(self) -> str:
+        found = _COUNT.match(self._text, self._at)
+        if found is None:  # a brace that stands for itself
+            self._atom()
+            self._at += 1
+            return "\\{"
+        if not self._is_countable:
+            raise PatternError("a count of nothing")
+        self._is_countable = False
+        self._at = found.end()
+        if found["most"] and int(found["most"]) < int(found["least"]):
+            raise PatternError("a count in the wrong order")
+        if self._text.startswith("?", self._at):
+            self._at += 1
+        return self._text[found.start() : self._at]
 
     def _escape(self) -> str:
         """One that stands outside of a class."""
@@ -91,16 +192,17 @@ class _Reader:
         if found := _PROPERTY.match(self._text, self._at):
             self._at = found.end()
             return self._text[begin : self._at]
-        if self._text.startswith(("b", "B"), self._at) or self._next_is_reference():
-            self._at += 1
-            return self._text[begin : self._at]  # an assertion, or what no parser takes
+        if self._text.startswith(("b", "B"), self._at):
+            raise PatternError("a word boundary")
+        if self._text[self._at : self._at + 1] in tuple("123456789k"):
+            raise PatternError("a back reference")
         if (char := self._text[self._at : self._at + 1]).lower() in _SETS:
             self._at += 1
-            return _spelled_set(char)
-        return _spelled(self._escaped())
+            return self._spelled_set(char)
+        return _spelled(self._escaped(), for_masks=self._for_masks)
 
-    def _next_is_reference(self) -> bool:
-        return self._text[self._at : self._at + 1] in tuple("123456789k")
+    def _spelled_set(self, char: str) -> str:
+        return _spelled_set(char, for_masks=self._for_masks)
 
     def _escaped(self) -> list[Range]:
         """The characters of an escape, whose backslash has been read."""
@@ -150,7 +252,8 @@ class _Reader:
             return f"[{'^' if is_negated else ''}{inside}{properties}]"
         if not found:
             raise PatternError("an empty class")
-        return _spelled(_complement(found) if is_negated else _merged(found))
+        ranges = _complement(found) if is_negated else _merged(found)
+        return _spelled(ranges, for_masks=self._for_masks)
 
     def _has_range_to(self, item: list[Range]) -> bool:
         is_character = len(item) == 1 and item[0][0] == item[0][1]
@@ -183,8 +286,8 @@ def _set_of(char: str) -> list[Range]:
 
 
 @cache
-def _spelled_set(char: str) -> str:
-    return _spelled(_set_of(char))
+def _spelled_set(char: str, *, for_masks: bool) -> str:
+    return _spelled(_set_of(char), for_masks=for_masks)
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
@@ -209,21 +312,33 @@ def _complement(ranges: Iterable[Range]) -> list[Range]:
     return left
 
 
-def _spelled(ranges: list[Range]) -> str:
-    """A character, or a class of several.
-
-    One with all control characters, but without the quote or the backslash, loses U+001F: llguidance would
-    let the answer escape any of those after a backslash.
-    """
+def _spelled(ranges: list[Range], *, for_masks: bool) -> str:
+    """A character, or a class of several."""
+    if for_masks:
+        ranges = _without_controls(ranges)
     if not ranges:
         raise PatternError("a class without characters")
-    if ranges[0][0] == 0 and ranges[0][1] >= _CONTROLS[1] and not (_has(ranges, '"') and _has(ranges, "\\")):
-        end = ranges[0][1]
-        rest = [(_CONTROLS[1] + 1, end)] if end > _CONTROLS[1] else []
-        ranges = [(0, _CONTROLS[1] - 1), *rest, *ranges[1:]]
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _literal(ranges[0][0])
     return f"[{''.join(map(_range_spelled, ranges))}]"
+
+
+def _without_controls(ranges: list[Range]) -> list[Range]:
+    """Of a class with most control characters, and others, the ends of lines and the tab are left, if any."""
+    rest = [(max(first, _CONTROLS[1] + 1), last) for first, last in ranges if last > _CONTROLS[1]]
+    if not rest or ranges[0] != (0, ranges[0][1]) or ranges[0][1] < 0x08:
+        return ranges
+    kept = [(0x09, 0x0A), (0x0D, 0x0D)] if _has(ranges, "\n") else []
+    return [*kept, *_less(rest, 0x7F)]
+
+
+def _less(ranges: list[Range], without: int) -> list[Range]:
+    """The ranges, less a character."""
+    left: list[Range] = []
+    for first, last in ranges:
+        pieces = ((first, min(last, without - 1)), (max(first, without + 1), last))
+        left += [(a, b) for a, b in pieces if a <= b]
+    return left
 
 
 def _range_spelled(characters: Range) -> str:

@@ -1,300 +1,390 @@
-"""A JSON schema as it is enforced: read, checked keyword by keyword, freed of what asserts nothing (pure).
+"""A JSON schema, read for two: what masks enforce, and what a complete answer is checked against (pure).
 
-Draft 2020-12. A keyword that is neither enforced nor an annotation is refused with the place where it stands:
-what is ignored would give answers that do not match.
+Drafts 4 to 2020-12 and OpenAPI's `nullable`; what is neither a keyword nor a format of theirs is ignored, as
+JSON Schema says. What llguidance cannot enforce is left out of the masks' schema, and named.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
 
 from inferflux.common.errors import InvalidArgument
 
+from .formats import CHECKED_FORMATS, FORMATS
+from .narrowing import Narrowing
 from .patterns import MOST_CHARS, PatternError, portable
+from .reading import FIELD, MAX_DEPTH, Json, bad, draft_of, keywords, parsed
+from .references import References, escaped
 
-FIELD = "params.constraint.json_schema"
+TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 
-# Of JSON texts in a schema; far below what the parsers of any of the processes take.
-MAX_DEPTH = 64
+MOST_SCHEMAS: Final = 50_000
+"""That are read of one text, with each place as often as it is referred to in another way."""
 
-_Json: TypeAlias = Any
+LEVELS: Final = 4
+"""How much of a schema may be left to the check: from 0, all that masks can hold, to 3, the type alone."""
 
-_TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+NOTHING_MATCHES: Final = "no answer satisfies it"
+"""What is said of a constraint that nothing can match."""
 
-# Formats that are enforced.
-FORMATS: Final = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-)
-
-# They say nothing about what is valid.
-_ANNOTATIONS: Final = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "$comment",
-        "$schema",
-        "discriminator",
-    }
-)
-
-_LARGEST = 2**53
-# llguidance takes a bound that is nearer to 0 for 0.
-_NEAREST_TO_ZERO = 1e-15
+_MOST_NAMED, _MOST_SHOWN = 16, 120
+_SAFE = " /:@!$&'()*+,;=-._~[]{}#?\"^`|<>"
 
 
-def normalised(text: str) -> str:
-    """The schema of a request, as compact JSON.
+@dataclass(frozen=True, slots=True)
+class Unenforced:
+    """A keyword that masks do not enforce.
+
+    Attributes:
+        path: of the schema that has it, as a JSON pointer.
+    """
+
+    keyword: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.keyword} ({self.path[:_MOST_SHOWN]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One that was read.
+
+    Attributes:
+        enforced: what masks hold an answer to, as compact JSON.
+        checked: what a complete answer has to match, as compact JSON.
+        unenforced: which keywords the check alone knows.
+    """
+
+    enforced: str
+    checked: str
+    unenforced: tuple[Unenforced, ...] = ()
+
+
+def read_schema(text: str, *, level: int = 0, is_arguments: bool = False) -> Schema:
+    """Read a request's schema.
+
+    Args:
+        level: below `LEVELS`: how much of it to leave to the check, where llguidance refuses what is left.
+        is_arguments: it is of a function's arguments, which are an object. What has no meaning, such as a
+            reference to nothing, is left out and named.
 
     Raises:
-        InvalidArgument: it is no schema, or one that cannot be enforced.
+        InvalidArgument: it is no schema, or needs what it does not have.
     """
-    schema = _parsed(text)
-    walk = _Walk()
-    result = walk.schema(schema, "#", 0)
-    walk.check_references()
-    if isinstance(result, bool):  # llguidance's options belong to an object
-        if not result:
-            raise _bad("nothing matches it", "#")
-        result = {}
-    compact = json.dumps(result, separators=(",", ":"), ensure_ascii=False)
+    reader = _Reader(parsed(text), level, is_lenient=is_arguments)
+    checked, enforced = reader.read()
+    if is_arguments:
+        if not _may_be_object(checked):
+            reader.leave("type", "#")
+            checked = enforced = {"type": "object"}
+        checked, enforced = _as_object(checked), _as_object(enforced)
+    found = dict.fromkeys(reader.unenforced)
+    return Schema(_compact(enforced), _compact(checked), tuple(found))
+
+
+def refuse_unenforced(unenforced: Sequence[Unenforced], field: str = FIELD) -> None:
+    """Raises InvalidArgument if there are any: the client asked for a strict schema."""
+    if unenforced:
+        place = "" if field == FIELD else f"{field}: "
+        message = f"{place}the schema is strict, and cannot be enforced: {named(unenforced)}"
+        raise InvalidArgument(message, field=field, reason="UNSUPPORTED_SCHEMA")
+
+
+def named(unenforced: Sequence[Unenforced]) -> str:
+    """Keywords with their places, up to 16 of them, in characters that a header takes."""
+    unenforced = list(dict.fromkeys(unenforced))
+    more = len(unenforced) - _MOST_NAMED
+    listed = [*map(str, unenforced[:_MOST_NAMED]), *([f"and {more} more"] if more > 0 else [])]
+    return quote(", ".join(listed), safe=_SAFE)
+
+
+def _may_be_object(schema: Json) -> bool:
+    types = schema.get("type", "object") if isinstance(schema, dict) else "object"
+    return schema is not False and "object" in (types if isinstance(types, list) else [types])
+
+
+def _as_object(schema: Json) -> Json:
+    """The schema, held to objects. One that refers to another says its type there, where it says one."""
+    if not isinstance(schema, dict):
+        return {"type": "object"}
+    target = schema
+    for _ in range(MAX_DEPTH):
+        if "type" in target or "$ref" not in target or target["$ref"] == "#":
+            break
+        target = schema["$defs"][target["$ref"].rpartition("/")[2]]
+        if not isinstance(target, dict):
+            break
+    has_type = isinstance(target, dict) and target is not schema and target.get("type") == "object"
+    return schema if has_type else schema | {"type": "object"}
+
+
+def _compact(schema: Json) -> str:
+    if isinstance(schema, bool):  # llguidance's options belong to an object
+        if not schema:
+            raise bad("nothing matches it", "#")
+        schema = {}
+    compact = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
     try:
         compact.encode()
     except UnicodeEncodeError:
-        raise _bad("a text has half of a surrogate pair", "#") from None
+        raise bad("a text has half of a surrogate pair", "#") from None
     return compact
 
 
-def _parsed(text: str) -> _Json:
-    try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-    except RecursionError:
-        raise _bad(f"it is nested deeper than {MAX_DEPTH}", "#") from None
-    except ValueError as error:
-        raise _bad(f"it is not JSON: {error}", "#") from None
+# What is checked, and what is enforced.
+Pair = tuple[Json, Json]
 
 
-def _unique(pairs: list[tuple[str, _Json]]) -> dict[str, _Json]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        raise ValueError("an object has the same key twice")
-    return result
+class _Reader:
+    """One pass over what of a schema its root leads to."""
 
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"the number {text} is too large")
-    return number
-
-
-def _bad(why: str, path: str) -> InvalidArgument:
-    return InvalidArgument(f"the schema cannot be used: at {path}: {why}", field=FIELD, reason="BAD_SCHEMA")
-
-
-def _unsupported(what: str, path: str) -> InvalidArgument:
-    message = f"the schema cannot be enforced: at {path}: {what} is not supported"
-    return InvalidArgument(message, field=FIELD, reason="UNSUPPORTED_SCHEMA")
-
-
-class _Walk:
-    """One pass over a schema; every method returns what is kept of what it is given."""
-
-    def __init__(self) -> None:
-        self._schemas: set[str] = set()
-        # Each with the place that has it.
-        self._references: list[tuple[str, str]] = []
+    def __init__(self, document: Json, level: int, *, is_lenient: bool) -> None:
+        self._document = document
+        self._draft = draft_of(document)
+        self._references = References(document, has_old_ids=self._draft <= 4)
+        self._is_lenient = is_lenient
+        self._narrowing = Narrowing(level, self.leave)
+        # Places that are referred to, and their names in `$defs`.
+        self._names: dict[str, str] = {"#": "#"}
+        self._waiting: list[tuple[str, Json]] = []
+        self._left = MOST_SCHEMAS
         # That all patterns together may have still.
         self._pattern_chars = MOST_CHARS
+        self.unenforced: list[Unenforced] = []
 
-    def schema(self, value: _Json, path: str, depth: int) -> _Json:
+    def read(self) -> Pair:
+        checked, enforced = self.schema(self._document, "#", 0)
+        definitions: dict[str, Pair] = {}
+        while self._waiting:
+            place, value = self._waiting.pop()
+            definitions[self._names[place]] = self.schema(value, place, 0)
+        self._narrowing.find_overlaps({name: pair[0] for name, pair in definitions.items()})
+        if definitions:
+            checked = checked | {"$defs": {name: pair[0] for name, pair in definitions.items()}}
+            enforced = enforced | {"$defs": {name: pair[1] for name, pair in definitions.items()}}
+        return checked, self._narrowing.root(enforced)
+
+    def leave(self, keyword: str, path: str) -> None:
+        """Masks do not enforce it."""
+        self.unenforced.append(Unenforced(keyword, path))
+
+    def schema(self, value: Json, path: str, depth: int) -> Pair:
         if depth > MAX_DEPTH:
-            raise _bad(f"it is nested deeper than {MAX_DEPTH}", path)
-        self._schemas.add(path)
+            raise bad(f"it is nested deeper than {MAX_DEPTH}", path)
+        self._left -= 1
+        if self._left < 0:
+            raise bad(f"it has more than {MOST_SCHEMAS} schemas", path)
         if isinstance(value, bool):
-            return value
+            return value, value
         if not isinstance(value, dict):
-            raise _bad("a schema is an object, true or false", path)
-        kept = {}
-        for name, of_name in value.items():
-            if name in _ANNOTATIONS or (name == "$id" and path == "#"):
+            raise bad("a schema is an object, true or false", path)
+        checked: dict[str, Json] = {}
+        enforced: dict[str, Json] = {}
+        for name, of, spelled in keywords(value, self._draft):
+            read = _KEYWORDS.get(name)
+            if read is None:
                 continue
-            if name == "uniqueItems" and of_name is False:
+            n_left = len(self.unenforced)
+            try:
+                pair = read(self, of, f"{path}/{escaped(spelled)}", depth + 1)
+            except InvalidArgument:
+                if not self._is_lenient or depth >= MAX_DEPTH or self._left < 0:
+                    raise
+                self.leave(spelled, path)
                 continue
-            check = _KEYWORDS.get(name)
-            if check is None:
-                raise _unsupported(f"the keyword {name[:64]!r}", path)
-            kept[name] = check(self, of_name, f"{path}/{_escaped(name)}", depth + 1)
-        _check_least_properties(kept, path)
-        return kept
+            if name in _ONLY_CHECKED:
+                del self.unenforced[n_left:]
+            if pair is not None:
+                checked[name], enforced[name] = pair
+        return checked, self._narrowing.narrowed(enforced, checked, path)
 
-    def check_references(self) -> None:
-        """Raises InvalidArgument for one to what is no schema of this text."""
-        for reference, path in self._references:
-            if not reference.startswith("#"):
-                raise _unsupported("a reference to another document", path)
-            if unquote(reference) not in self._schemas:
-                raise _bad(f"{reference[:64]!r} is no schema of it", path)
+    # Each reads the value of a keyword; None says that it asserts nothing.
 
-    def schemas(self, value: _Json, path: str, depth: int) -> _Json:
+    def schemas(self, value: Json, path: str, depth: int) -> Pair:
         """Schemas by name."""
         if not isinstance(value, dict):
-            raise _bad("it is no object", path)
-        return {name: self.schema(of, f"{path}/{_escaped(name)}", depth + 1) for name, of in value.items()}
+            raise bad("it is no object", path)
+        pairs = {name: self.schema(of, f"{path}/{escaped(name)}", depth + 1) for name, of in value.items()}
+        return {n: pair[0] for n, pair in pairs.items()}, {n: pair[1] for n, pair in pairs.items()}
 
-    def list_of_schemas(self, value: _Json, path: str, depth: int) -> _Json:
+    def list_of_schemas(self, value: Json, path: str, depth: int) -> Pair:
         if not isinstance(value, list) or not value:
-            raise _bad("it is no list of schemas", path)
-        return [self.schema(of, f"{path}/{i}", depth + 1) for i, of in enumerate(value)]
+            raise bad("it is no list of schemas", path)
+        pairs = [self.schema(of, f"{path}/{i}", depth + 1) for i, of in enumerate(value)]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
-    def items(self, value: _Json, path: str, depth: int) -> _Json:
-        if isinstance(value, list):
-            raise _unsupported("a list of items (say prefixItems)", path)
-        return self.schema(value, path, depth)
+    def prefix(self, value: Json, path: str, depth: int) -> Pair | None:
+        return self.list_of_schemas(value, path, depth) if value else None
 
-    def reference(self, value: _Json, path: str, _depth: int) -> _Json:
-        text = self.text(value, path, 0)
-        self._references.append((text, path))
-        return text
+    def reference(self, value: Json, path: str, _depth: int) -> Pair:
+        text = self.text(value, path, 0)[0]
+        found = self._references.find(text, path)
+        if found is None:
+            if text.partition("#")[0]:
+                raise bad(f"a reference to another document, {text[:64]!r}, is not supported", path)
+            raise bad(f"{text[:64]!r} is no schema of it", path)
+        place, schema = found
+        if place not in self._names:
+            self._names[place] = self._name_for(place)
+            self._waiting.append((place, schema))
+        name = self._names[place]
+        reference = name if name == "#" else f"#/$defs/{name}"
+        return reference, reference
 
-    def types(self, value: _Json, path: str, _depth: int) -> _Json:
+    def _name_for(self, place: str) -> str:
+        """Of its place, in letters that need no escape."""
+        plain = "".join(char if char.isascii() and char.isalnum() else "_" for char in place[2:])[-60:]
+        taken = self._names.values()
+        return plain if plain not in taken else f"{plain}_{len(taken)}"
+
+    def types(self, value: Json, path: str, _depth: int) -> Pair | None:
         names = value if isinstance(value, list) else [value]
+        if "any" in names:  # draft 3's
+            return None
         for name in names:
-            if not isinstance(name, str) or name not in _TYPES:
-                raise _bad(f"there is no type {str(name)[:64]!r}", path)
-        if not names or len(set(names)) < len(names):
-            raise _bad("it lists no type, or one twice", path)
-        return value
+            if not isinstance(name, str) or name not in TYPES:
+                raise bad(f"there is no type {str(name)[:64]!r}", path)
+        if not names:
+            raise bad("it lists no type", path)
+        names = list(dict.fromkeys(names))
+        read = names if isinstance(value, list) else value
+        return read, read
 
-    def text(self, value: _Json, path: str, _depth: int) -> _Json:
+    def text(self, value: Json, path: str, _depth: int) -> Pair:
         if not isinstance(value, str):
-            raise _bad("it is no text", path)
-        return value
+            raise bad("it is no text", path)
+        return value, value
 
-    def pattern(self, value: _Json, path: str, _depth: int) -> _Json:
+    def pattern(self, value: Json, path: str, _depth: int) -> Pair:
+        return self._patterns(self.text(value, path, 0)[0])
+
+    def _patterns(self, pattern: str) -> tuple[str, str | None]:
+        """An expression as answers are checked, and as masks hold it; None if they cannot."""
         try:
-            read = portable(self.text(value, path, 0), most_chars=self._pattern_chars)
-        except PatternError as error:
-            raise _unsupported(f"{error} in a pattern", path) from None
-        self._pattern_chars -= len(read)
-        return read
+            held = portable(pattern, most_chars=self._pattern_chars)
+            read = portable(pattern, for_masks=False)
+        except PatternError:
+            return pattern, None
+        self._pattern_chars -= len(held)
+        return read, held
 
-    def schemas_by_pattern(self, value: _Json, path: str, depth: int) -> _Json:
-        kept = {}
-        for name, of in self.schemas(value, path, depth).items():
-            pattern = self.pattern(name, f"{path}/{_escaped(name)}", 0)
-            if pattern in kept:
-                raise _unsupported("a pattern that says the same as another", f"{path}/{_escaped(name)}")
-            kept[pattern] = of
-        return kept
+    def schemas_by_pattern(self, value: Json, path: str, depth: int) -> Pair | None:
+        checked, enforced = self.schemas(value, path, depth)
+        if not checked:
+            return None
+        patterns = {name: self._patterns(name) for name in checked}
+        held = {pattern: enforced[name] for name, (_, pattern) in patterns.items() if pattern is not None}
+        kept = {read: checked[name] for name, (read, _) in patterns.items()}
+        if len(kept) < len(checked):
+            return checked, None
+        return kept, held if len(held) == len(checked) else None
 
-    def format(self, value: _Json, path: str, _depth: int) -> _Json:
-        if self.text(value, path, 0) not in FORMATS:
-            raise _unsupported(f"the format {value[:64]!r}", path)
-        return value
+    def format(self, value: Json, path: str, _depth: int) -> Pair | None:
+        text = self.text(value, path, 0)[0]
+        return (text, text) if text in FORMATS | CHECKED_FORMATS else None
 
-    def names(self, value: _Json, path: str, _depth: int) -> _Json:
+    def names(self, value: Json, path: str, _depth: int) -> Pair | None:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise _bad("it is no list of texts", path)
-        return list(dict.fromkeys(value))
+            raise bad("it is no list of texts", path)
+        names = list(dict.fromkeys(value))
+        return (names, names) if names else None
 
-    def count(self, value: _Json, path: str, _depth: int) -> _Json:
+    def names_by_name(self, value: Json, path: str, depth: int) -> Pair | None:
+        if not isinstance(value, dict):
+            raise bad("it is no object", path)
+        read = {n: self.names(of, f"{path}/{escaped(n)}", depth) for n, of in value.items()}
+        kept = {name: pair[0] for name, pair in read.items() if pair is not None}
+        return (kept, kept) if kept else None
+
+    def count(self, value: Json, path: str, _depth: int) -> Pair:
         is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
-        if not is_whole or not 0 <= value < 2**31:
-            raise _bad("it is no whole number from 0 to 2147483647", path)
-        return int(value)
+        if not is_whole or value < 0:
+            raise bad("it is no whole number from 0 on", path)
+        number = min(int(value), 2**31 - 1)
+        return number, number
 
-    def number(self, value: _Json, path: str, _depth: int) -> _Json:
-        if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > _LARGEST:
-            raise _bad(f"it is no number from -{_LARGEST} to {_LARGEST}", path)
-        if 0 < abs(value) < _NEAREST_TO_ZERO:
-            raise _bad(f"it is nearer to 0 than {_NEAREST_TO_ZERO:g}", path)
-        return value
+    def number(self, value: Json, path: str, _depth: int) -> Pair:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise bad("it is no number", path)
+        return value, value
 
-    def factor(self, value: _Json, path: str, _depth: int) -> _Json:
-        if self.number(value, path, 0) <= 0:
-            raise _bad("it is not above 0", path)
-        return value
+    def factor(self, value: Json, path: str, _depth: int) -> Pair:
+        number = self.number(value, path, 0)[0]
+        if number <= 0:
+            raise bad("it is not above 0", path)
+        return number, number
 
-    def values(self, value: _Json, path: str, depth: int) -> _Json:
-        if not isinstance(value, list) or not value:
-            raise _bad("it is no list of values", path)
-        return [self.value(one, path, depth) for one in value]
+    def values(self, value: Json, path: str, depth: int) -> Pair:
+        if not isinstance(value, list):
+            raise bad("it is no list of values", path)
+        for one in value:
+            self.value(one, path, depth)
+        return value, value
 
-    def value(self, value: _Json, path: str, depth: int) -> _Json:
-        """Any JSON. Numbers have the range of bounds: llguidance makes bounds of them."""
+    def value(self, value: Json, path: str, depth: int) -> Pair:
+        """Any JSON."""
         if depth > MAX_DEPTH:
-            raise _bad(f"it is nested deeper than {MAX_DEPTH}", path)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return self.number(value, path, depth)
+            raise bad(f"it is nested deeper than {MAX_DEPTH}", path)
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         for one in inside:
             self.value(one, path, depth + 1)
-        return value
+        return value, value
+
+    def flag(self, value: Json, path: str, _depth: int) -> Pair | None:
+        if not isinstance(value, bool):
+            raise bad("it is neither true nor false", path)
+        return (True, True) if value else None
 
 
-_KEYWORDS: Final[dict[str, Callable[[_Walk, _Json, str, int], _Json]]] = {
-    "$ref": _Walk.reference,
-    "$defs": _Walk.schemas,
-    "definitions": _Walk.schemas,
-    "type": _Walk.types,
-    "const": _Walk.value,
-    "enum": _Walk.values,
-    "anyOf": _Walk.list_of_schemas,
-    "allOf": _Walk.list_of_schemas,
-    "oneOf": _Walk.list_of_schemas,
-    "properties": _Walk.schemas,
-    "patternProperties": _Walk.schemas_by_pattern,
-    "additionalProperties": _Walk.schema,
-    "required": _Walk.names,
-    "minProperties": _Walk.count,
-    "maxProperties": _Walk.count,
-    "items": _Walk.items,
-    "prefixItems": _Walk.list_of_schemas,
-    "minItems": _Walk.count,
-    "maxItems": _Walk.count,
-    "minLength": _Walk.count,
-    "maxLength": _Walk.count,
-    "pattern": _Walk.pattern,
-    "format": _Walk.format,
-    "minimum": _Walk.number,
-    "maximum": _Walk.number,
-    "exclusiveMinimum": _Walk.number,
-    "exclusiveMaximum": _Walk.number,
-    "multipleOf": _Walk.factor,
+# What stands in them is not enforced because of itself.
+_ONLY_CHECKED: Final = frozenset({"not", "if", "then", "else", "contains", "dependentSchemas"})
+
+_KEYWORDS: Final[dict[str, Callable[[_Reader, Json, str, int], Pair | None]]] = {
+    "$ref": _Reader.reference,
+    "type": _Reader.types,
+    "const": _Reader.value,
+    "enum": _Reader.values,
+    "anyOf": _Reader.list_of_schemas,
+    "allOf": _Reader.list_of_schemas,
+    "oneOf": _Reader.list_of_schemas,
+    "properties": _Reader.schemas,
+    "patternProperties": _Reader.schemas_by_pattern,
+    "additionalProperties": _Reader.schema,
+    "required": _Reader.names,
+    "minProperties": _Reader.count,
+    "maxProperties": _Reader.count,
+    "items": _Reader.schema,
+    "prefixItems": _Reader.prefix,
+    "minItems": _Reader.count,
+    "maxItems": _Reader.count,
+    "minLength": _Reader.count,
+    "maxLength": _Reader.count,
+    "pattern": _Reader.pattern,
+    "format": _Reader.format,
+    "minimum": _Reader.number,
+    "maximum": _Reader.number,
+    "exclusiveMinimum": _Reader.number,
+    "exclusiveMaximum": _Reader.number,
+    "multipleOf": _Reader.factor,
+    "not": _Reader.schema,
+    "if": _Reader.schema,
+    "then": _Reader.schema,
+    "else": _Reader.schema,
+    "contains": _Reader.schema,
+    "minContains": _Reader.count,
+    "maxContains": _Reader.count,
+    "uniqueItems": _Reader.flag,
+    "propertyNames": _Reader.schema,
+    "dependentRequired": _Reader.names_by_name,
+    "dependentSchemas": _Reader.schemas,
+    "unevaluatedItems": _Reader.schema,
+    "unevaluatedProperties": _Reader.schema,
 }
 
 KEYWORDS: Final = frozenset(_KEYWORDS)
-"""Those that are enforced."""
-
-
-def _check_least_properties(schema: dict[str, _Json], path: str) -> None:
-    """An answer may repeat a name that `properties` does not have; readers keep one of them.
-
-    So of the names that are not required one alone is certain to come, unless `properties` has them all.
-
-    Raises:
-        InvalidArgument: more are asked for.
-    """
-    has_all_names = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-    certain = len(schema.get("required", ())) + 1
-    if not has_all_names and schema.get("minProperties", 0) > certain:
-        what = f"a number above {certain}, where names that are not listed may come twice,"
-        raise _unsupported(what, f"{path}/minProperties")
-
-
-def _escaped(name: str) -> str:
-    """A name in a JSON pointer."""
-    return name.replace("~", "~0").replace("/", "~1")
+"""Those that are enforced, or checked when the answer ends."""

@@ -12,6 +12,7 @@ from inferflux.common import rate_limits
 from inferflux.common.calls import CallContext
 from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.gateway.caller import Caller
+from inferflux.gateway.constraints import UNENFORCED_HEADER
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2, tokens_pb2
 
@@ -110,6 +111,8 @@ class Answering:
             request.exchange.headers.update(rate_limits.headers_of(generation.limits))
             if asked.head is not None:
                 asked.head.know(generation.digest, generation.prompt_tokens)
+            if generation.unenforced:
+                request.exchange.headers[UNENFORCED_HEADER] = generation.unenforced
             request.exchange.headers[_MODEL_HEADER] = quote(generation.served_as, safe=_SAFE)
 
         return self.chunks(request.exchange.context, request.caller, asked, on_submit=on_submit)

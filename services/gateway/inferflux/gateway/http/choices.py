@@ -11,6 +11,8 @@ from inferflux.common.errors import Cancelled
 from inferflux.common.tasks import cancel_all
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
+from .errors import SchemaMismatch
+
 if TYPE_CHECKING:
     from inferflux.gateway.generation import Generation
 
@@ -97,6 +99,11 @@ def _ignore(_generation: Generation) -> None:
 def _check_reason(chunk: tokens_pb2.TokenChunk) -> None:
     """Raises:
     Cancelled: the request was cancelled by another call.
+    SchemaMismatch: the answer is complete, and does not match its schema.
     """
-    if chunk.HasField("finished") and chunk.finished.reason == generation_pb2.FINISH_REASON_CANCELLED:
+    if not chunk.HasField("finished"):
+        return
+    if chunk.finished.reason == generation_pb2.FINISH_REASON_CANCELLED:
         raise Cancelled("the request was cancelled")
+    if chunk.finished.reason == generation_pb2.FINISH_REASON_SCHEMA_MISMATCH:
+        raise SchemaMismatch(f"the answer does not match its schema: {chunk.finished.mismatch}")

@@ -24,6 +24,17 @@ class BodyTooLarge(InvalidArgument):
     http_status = 413
 
 
+class SchemaMismatch(InferFluxError):
+    """The answer is complete, and does not match its schema. To ask again is the client's to decide: OpenAI's
+    clients repeat no request that got this status.
+    """
+
+    code = 9
+    default_reason = "SCHEMA_MISMATCH"
+    http_status = 422
+    http_type = "invalid_request_error"
+
+
 def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxError:
     """The error with the field of an inner message named as the client named it.
 

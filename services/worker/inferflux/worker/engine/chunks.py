@@ -55,6 +55,21 @@ def add_tokens(
             fill(chunk.logprobs.add(), token, of_token.chosen, of_token.top, pieces)
 
 
+def checked(
+    sequence: Sequence, mismatch: str
+) -> tuple[tokens_pb2.TokenChunk, generation_pb2.FinishReason.ValueType]:
+    """The last chunk of a complete answer that was checked, and why it ends.
+
+    Args:
+        mismatch: why it is not what was asked for; "" if it is.
+    """
+    chunk = empty(sequence)
+    if not mismatch:
+        return chunk, generation_pb2.FINISH_REASON_STOP
+    chunk.finished.mismatch = mismatch
+    return chunk, generation_pb2.FINISH_REASON_SCHEMA_MISMATCH
+
+
 def finish(
     sequence: Sequence,
     chunk: tokens_pb2.TokenChunk,

@@ -24,10 +24,12 @@ class Settled:
 
     Attributes:
         error: why it fails; None: its answer is complete.
+        mismatch: why a complete answer is not what was asked for; "" if it is.
     """
 
     sequence: Sequence
-    error: InferFluxError | None
+    error: InferFluxError | None = None
+    mismatch: str = ""
 
 
 class ConstrainedAnswers:
@@ -73,7 +75,7 @@ class ConstrainedAnswers:
             if constraint.error:
                 ends.append(Settled(sequence, failure(sequence, constraint.error, "BAD_CONSTRAINT")))
             elif constraint.is_over or _is_stopped(sequence):
-                ends.append(Settled(sequence, None))
+                ends.append(Settled(sequence))
         return ends
 
     def check(self, sequence: Sequence, pieces: PieceSource) -> bool:
@@ -93,7 +95,7 @@ class ConstrainedAnswers:
     def checked(self) -> list[Settled]:
         """The sequences whose complete answers are checked by now."""
         done = [sequence for sequence, check in self._checking.items() if check.done()]
-        return [Settled(sequence, _verdict(sequence, self._checking.pop(sequence))) for sequence in done]
+        return [_verdict(sequence, self._checking.pop(sequence)) for sequence in done]
 
     def end(self, sequence: Sequence) -> None:
         """A sequence leaves."""
@@ -121,15 +123,11 @@ def _is_stopped(sequence: Sequence) -> bool:
     return finish_reason(sequence, last) == generation_pb2.FINISH_REASON_STOP
 
 
-def _verdict(sequence: Sequence, check: Future[str]) -> InferFluxError | None:
-    """Why a checked answer fails; None if it is what was asked for."""
+def _verdict(sequence: Sequence, check: Future[str]) -> Settled:
+    """What comes of a checked answer."""
     try:
-        why = check.result()
+        return Settled(sequence, mismatch=check.result())
     except CheckError as error:
-        return failure(sequence, str(error))
+        return Settled(sequence, failure(sequence, str(error)))
     except CheckerError as error:
-        return Internal(str(error), reason="CONSTRAINT_UNCHECKED")
-    if not why:
-        return None
-    message = f"the answer is not what the constraint asks for: {why}"
-    return Internal(message, reason="CONSTRAINT_BROKEN")
+        return Settled(sequence, Internal(str(error), reason="CONSTRAINT_UNCHECKED"))

@@ -496,8 +496,8 @@ class Engine:
             if checked.error is not None:
                 self._fail(checked.sequence, checked.error)
             else:
-                chunk = chunks.empty(checked.sequence)
-                self._finish(checked.sequence, chunk, generation_pb2.FINISH_REASON_STOP)
+                chunk, reason = chunks.checked(checked.sequence, checked.mismatch)
+                self._finish(checked.sequence, chunk, reason)
 
     def _settle_images(self) -> None:
         """Let sequences run whose images are encoded, and end those of which one cannot be."""

@@ -38,7 +38,7 @@ def lark_of(
 
     Args:
         reasoning: what of it may be a thought.
-        calls: what it may call, as `limits` takes them; schemas are normalised. None: nothing.
+        calls: what it may call, as `limits` takes them; schemas are those that are enforced. None: nothing.
         content: terms of the content; "" for any text.
         json_options: llguidance's, for every schema.
         control: which markers are control tokens.

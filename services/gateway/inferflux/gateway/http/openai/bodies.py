@@ -38,6 +38,7 @@ class StructuredOutputs(Body):
 class JsonSchema(Body):
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
 
 class ResponseFormat(Body):
@@ -156,7 +157,8 @@ class CalledTool(Body):
 class FunctionBody(Body):
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | bool | None = None
+    strict: bool | None = None
 
 
 class ToolBody(FunctionBody):
@@ -327,6 +329,7 @@ class TextFormat(Body):
     type: str
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
 
 class TextOptions(Body):

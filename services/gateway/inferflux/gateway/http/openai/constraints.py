@@ -62,7 +62,8 @@ def _of_format(asked: ResponseFormat) -> Constraint | None:
         case "json_object" | "json_schema" | "json":
             place, schema = _schema_of(asked)
             if schema is not None:
-                return Constraint(json_schema=json_text(schema, place))
+                is_strict = bool(asked.json_schema and asked.json_schema.strict)
+                return Constraint(json_schema=json_text(schema, place), strict=is_strict)
             if asked.type == "json_schema":
                 raise missing("response_format.json_schema.schema")
             return Constraint(json_object=True)

@@ -104,7 +104,7 @@ def _with_format(body: ResponsesBody) -> ResponsesBody:
     if body.structured_outputs is not None and form.type != "text":
         message = "structured_outputs does not go together with text.format"
         raise InvalidArgument(message, field="structured_outputs")
-    schema = JsonSchema.model_construct(name=form.name, schema_=form.schema_)
+    schema = JsonSchema.model_construct(name=form.name, schema_=form.schema_, strict=form.strict)
     return body.model_copy(
         update={"response_format": ResponseFormat.model_construct(type=form.type, json_schema=schema)}
     )

@@ -123,4 +123,5 @@ def _tool(tool: ToolBody, field: str, inner: str) -> inference_pb2.Tool:
         description=function.description or "",
         # Without any, and with {}, the function takes no arguments.
         parameters=json_text(function.parameters, f"{where}.parameters") if function.parameters else "",
+        strict=bool(function.strict),
     )
