@@ -33,6 +33,10 @@ def u32(value: int) -> Field:
     return struct.pack("<II", 4, value)
 
 
+def u16(value: int) -> Field:
+    return struct.pack("<IH", 2, value)
+
+
 def i32(value: int) -> Field:
     return struct.pack("<Ii", 5, value)
 
@@ -111,6 +115,24 @@ class Gguf:
         """The same with another tensor, or without it."""
         merged = {**self.tensors, name: tensor}
         return replace(self, tensors={key: value for key, value in merged.items() if value is not None})
+
+    def in_files(self, n_files: int) -> list[Gguf]:
+        """The same in several files, as llama.cpp's gguf-split makes them; the first has no tensors."""
+        names = list(self.tensors)
+
+        def about(number: int) -> dict[str, Field]:
+            return {
+                "split.no": u16(number),
+                "split.count": u16(n_files),
+                "split.tensors.count": i32(len(names)),
+            }
+
+        rest = n_files - 1
+        others = [{name: self.tensors[name] for name in names[i::rest]} for i in range(rest)]
+        return [
+            Gguf({**about(0), **self.metadata}, {}),
+            *(Gguf(about(number), tensors) for number, tensors in enumerate(others, 1)),
+        ]
 
     def filled(self, value: float) -> Gguf:
         """The same with every weight being `value`."""

@@ -111,8 +111,6 @@ async def test_a_model_is_made_known_loaded_served_unloaded_and_forgotten(
     assert shared.model("tiny").load_s > 0
     before = len(shared.engines())
     assert (await shared.load("tiny")).model.state == READY, "it is loaded, once"
-    refused = await shared.forget("tiny")
-    assert (refused.code, refused.reason) == (ABORTED, "MODEL_LOADED")
     first = await shared.ask("tiny", small("first"))
     assert len(token_ids(first)) == 8
     assert (await shared.unload("tiny")).code == 0
@@ -297,6 +295,51 @@ async def test_what_runs_ends_before_its_model_is_unloaded(shared: HostProcess, 
     assert (len(token_ids(chunks)), chunks[-1].HasField("finished")) == (100, True)
     await shared.until_state("tiny", REGISTERED)
     await shared.forget("tiny")
+
+
+async def test_a_loaded_model_that_is_forgotten_ends_what_runs_and_is_gone(
+    shared: HostProcess, tiny: Path
+) -> None:
+    await shared.register(tiny)
+    await shared.load("tiny")
+    await shared.until_ready("tiny")
+    stream = await shared.read("last")
+    await shared.send_to("tiny", small("last", max_tokens=100))
+    forgotten = await shared.forget("tiny")
+    assert (forgotten.code, forgotten.model.state) == (0, model_pb2.MODEL_STATE_UNLOADING)
+    chunks = await read_to_end(stream)
+    stream.close()
+    assert len(token_ids(chunks)) == 100
+    await shared.until(lambda: "tiny" not in shared.states)
+    assert (await shared.load("tiny")).reason == "UNKNOWN_MODEL"
+
+
+async def test_a_model_in_several_files_is_served_as_one(
+    shared: HostProcess, tiny: Path, tmp_path: Path
+) -> None:
+    parts = tiny_model().in_files(3)
+    paths = [
+        part.write(tmp_path / f"parted-{number:05d}-of-00003.gguf") for number, part in enumerate(parts, 1)
+    ]
+    known = await shared.register(paths[1])
+    assert (known.code, known.model.card.name, known.model.path) == (0, "parted", str(paths[0]))
+    await shared.register(tiny)
+    answers = []
+    for name in ("parted", "tiny"):
+        await shared.load(name)
+        await shared.until_ready(name)
+        answers.append(token_ids(await shared.ask(name, batch_item(f"of-{name}", model=name, max_tokens=8))))
+        await shared.forget(name)
+        await shared.until(lambda: name not in shared.states)  # noqa: B023 - awaited here
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x00", "\x1b[31m", "a\u2028b"])
+async def test_a_name_that_would_break_a_line_is_refused(shared: HostProcess, tiny: Path, name: str) -> None:
+    refused = await shared.register(tiny, name=name)
+    assert (refused.code, refused.field) == (INVALID, "name")
+    refused = await shared.register(tiny, aliases=[name])
+    assert (refused.code, refused.field) == (INVALID, "aliases")
 
 
 async def test_an_engine_that_is_killed_takes_no_other_model_with_it(private: HostProcess) -> None:

@@ -74,7 +74,8 @@ def test_a_file_says_which_aliases_are_split(tmp_path: Path) -> None:
         ("aliases: [chat]", "aliases"),
         ("aliases: {sticky: user}", "aliases.sticky"),
         ("aliases: {chat: {code: 1}, code: {a: 1}}", "split itself"),
-        ("aliases: {'': {a: 1}}", "1 to 256 bytes"),
+        ("aliases: {'': {a: 1}}", "aliases.'': no model is named"),
+        ('aliases: {"a\\nb": {a: 1}}', "aliases.'a\\nb': a model's name is of printable characters"),
         ("aliases: {chat", "no YAML"),
     ],
 )

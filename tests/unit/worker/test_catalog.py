@@ -15,7 +15,8 @@ from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, Not
 from inferflux.common.hosts import MAX_KNOWN, check_model, check_status
 from inferflux.common.terms import SeenTerms
 from inferflux.v1 import model_pb2
-from inferflux.worker.catalog import Catalog, Known, Wish
+from inferflux.worker.app import together
+from inferflux.worker.catalog import AdapterWish, Catalog, Known, Wish
 from inferflux.worker.host_status import HostStatusReports
 from inferflux.worker.mmproj_file import Projection
 from inferflux.worker.model_file import ModelFile
@@ -217,3 +218,15 @@ def test_a_model_that_is_told_longer_names_than_fit_keeps_its_own() -> None:
     with pytest.raises(ResourceExhausted):
         models.add(known("last", aliases=[f"last-{k}".rjust(255, "a") for k in range(16)]))
     assert models.get("last").wish.aliases == ()
+
+
+def test_adapters_of_an_entry_of_the_file_of_models_reach_the_model_of_the_settings() -> None:
+    file = known("chat").file
+    own, other = AdapterWish("formal", Path("/a/formal.gguf")), AdapterWish("terse", Path("/a/terse.gguf"))
+    louder = replace(own, scale=2.0)
+    entries = [Wish("chat", adapters=(own,)), Wish("chat", context_length=64, adapters=(other, louder))]
+    ((_, wish),) = together(
+        [(file, Wish("chat", is_own=True, is_pinned=True)), *((file, e) for e in entries)]
+    )
+    assert wish.adapters == (louder, other), "of one name the last"
+    assert (wish.is_own, wish.is_pinned, wish.context_length) == (True, True, 64)

@@ -7,6 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from harness.gguf_files import tiny_model
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.llama.vocab import Vocab
@@ -109,3 +110,48 @@ def test_an_empty_file_and_a_folder_are_named_as_what_they_are(tmp_path: Path) -
             read_model_file(path)
     with pytest.raises(InvalidArgument, match="the file is empty"):
         read_projection(empty, field="mmproj_path")
+
+
+def write_parts(folder: Path, n_files: int = 3, scale: float = 1.0) -> list[Path]:
+    """The tiny model in several files."""
+    folder.mkdir(exist_ok=True)
+    parts = tiny_model().in_files(n_files)
+    parts[-1] = parts[-1].filled(scale)
+    return [
+        part.write(folder / f"tiny-{number:05d}-of-{n_files:05d}.gguf")
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def test_a_model_in_several_files_is_as_one_in_a_single_file(tmp_path: Path) -> None:
+    whole = read_model_file(tiny_model().write(tmp_path / "whole.gguf"))
+    paths = write_parts(tmp_path)
+    for named in paths:
+        model = read_model_file(named)
+        assert model.path == paths[0]
+        assert model.facts == whole.facts
+        assert model.size_bytes == sum(path.stat().st_size for path in paths)
+        assert model.tokenizer == whole.tokenizer, "what tells of other files is left out"
+    (tmp_path / "tokenizer.gguf").write_bytes(model.tokenizer)
+    Vocab.load(tmp_path / "tokenizer.gguf").close()
+
+
+def test_each_of_several_files_counts_for_the_digest(tmp_path: Path) -> None:
+    digests = [read_model_file(write_parts(tmp_path / f"{scale}", scale=scale)[0]).digest for scale in (1, 2)]
+    assert digests[0] != digests[1]
+    assert read_model_file(write_parts(tmp_path / "4", n_files=4)[0]).digest not in digests
+
+
+def test_a_file_that_is_missing_or_called_wrongly_is_named(tmp_path: Path) -> None:
+    first, second, third = write_parts(tmp_path)
+    second.rename(tmp_path / "away.gguf")
+    with pytest.raises(ModelFileError, match=r"tiny-00002-of-00003\.gguf: there is no such file"):
+        read_model_file(third)
+    with pytest.raises(ModelFileError, match=r"it must be called NAME-00001-of-00003\.gguf"):
+        read_model_file(tmp_path / "away.gguf")
+    second.write_bytes(third.read_bytes()[:50])
+    with pytest.raises(ModelFileError, match=r"tiny-00002-of-00003\.gguf: the GGUF header is cut off"):
+        read_model_file(first)
+    first.rename(tmp_path / "tiny-00004-of-00003.gguf")
+    with pytest.raises(ModelFileError, match="is not a shard of any model"):
+        read_model_file(tmp_path / "tiny-00004-of-00003.gguf")

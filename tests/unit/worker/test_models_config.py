@@ -81,6 +81,8 @@ REFUSED = {
     "a word for a truth value": ("models: [{path: a, pinned: perhaps}]", "models[0].pinned"),
     "a name too long": (f"models: [{{path: a, name: {'n' * 257}}}]", "models[0].name"),
     "a name too long in bytes": (f"models: [{{path: a, name: {'ä' * 200}}}]", "models[0].name"),
+    "a name of two lines": ('models: [{path: a, name: "a\\nb"}]', "models[0].name"),
+    "an alias that clears a terminal": ('models: [{path: a, aliases: ["\\e[2J"]}]', "models[0].aliases[0]"),
     "both sizes of a cache": (
         "models: [{path: a, kv_cells: 1, kv_bytes: 1}]",
         "models[0]: kv_cells",

@@ -104,8 +104,10 @@ def check_known(value: int, enum: Enum, field: str) -> None:
 
 
 def check_model_name(name: str, *, field: str = "model") -> None:
-    """Raises InvalidArgument when a model's name is empty or too long."""
+    """Raises InvalidArgument when a model's name is empty, too long, or not of printable characters."""
     if not name:
         raise InvalidArgument("no model is named", field=field)
+    if not name.isprintable():
+        raise InvalidArgument("a model's name is of printable characters", field=field)
     if len(name.encode()) > MAX_MODEL_NAME_BYTES:
         raise InvalidArgument(f"a model's name has at most {MAX_MODEL_NAME_BYTES} bytes", field=field)

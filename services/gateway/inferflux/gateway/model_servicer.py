@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inferflux.common import admin_limits
 from inferflux.common.grpc_interceptor import caller_as
 from inferflux.common.model_names import allows
-from inferflux.common.model_sources import parse_source
+from inferflux.common.model_sources import model_name_of, parse_source
 from inferflux.v1 import model_pb2, model_pb2_grpc
 
 from .admin_audit import ChangeAudit
@@ -55,7 +55,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         if request.name and not request.path:
             request.name = self._models.resolve(request.name)
         # A name that a model is given takes the requests of that name.
-        for name in (request.name or Path(request.path).name.removesuffix(".gguf"), *request.aliases):
+        for name in (request.name or model_name_of(Path(request.path).name), *request.aliases):
             caller_as(Caller).check_model(name)
         about = {
             "model": request.name,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from inferflux.common.checks import MAX_MODEL_NAME_BYTES
+from inferflux.common.checks import check_model_name
 from inferflux.common.config_file import VARIABLE, read_config
 from inferflux.common.errors import InvalidArgument
 
@@ -113,9 +113,10 @@ def _check(path: Path, alias: str, weights: Mapping[str, float], aliases: Iterab
         message = f"{path}: aliases.{alias} must name 1 to {_MAX_TARGETS} models"
         raise InvalidArgument(message, field=VARIABLE)
     for name in (alias, *weights):
-        if not name or len(name.encode()) > MAX_MODEL_NAME_BYTES:
-            message = f"{path}: aliases.{alias}: a name has 1 to {MAX_MODEL_NAME_BYTES} bytes"
-            raise InvalidArgument(message, field=VARIABLE)
+        try:
+            check_model_name(name)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{path}: aliases.{alias!r}: {error.message}", field=VARIABLE) from None
     for target in weights:
         if target in aliases:
             message = f"{path}: aliases.{alias}: {target} is split itself"

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from inferflux.common import logs, store
 from inferflux.common.bus import Bus
+from inferflux.common.checks import check_model_name
 from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
 from inferflux.common.free_memory import free_bytes
 from inferflux.common.lifecycle import Shutdown
+from inferflux.common.model_sources import model_name_of
 from inferflux.common.probe import Probe
 from inferflux.common.tasks import cancel_all
 from inferflux.common.terms import SeenTerms
@@ -219,7 +221,8 @@ async def _models_of(settings: WorkerSettings) -> list[_Wished]:
     """
     wished: list[_Wished] = []
     if settings.model_path is not None:
-        name = settings.model_name or settings.model_path.name.removesuffix(".gguf")
+        name = settings.model_name or model_name_of(settings.model_path.name)
+        check_model_name(name, field="INFERFLUX_WORKER_MODEL_NAME" if settings.model_name else _MODEL_PATH)
         template = settings.chat_template
         file = await _probed(settings.model_path, _MODEL_PATH, chat_template=template)
         mmproj = None

@@ -98,6 +98,7 @@ class Wish:
             devices=self.devices.then(later.devices),
             mmproj=later.mmproj or self.mmproj,
             role=self.role,
+            adapters=tuple({each.name: each for each in (*self.adapters, *later.adapters)}.values()),
         )
 
 
@@ -116,6 +117,7 @@ class Known:
         trials: what its last engine was started with, and what the trials of its start have found.
         retry_unix_ms: when a failed one is tried again without being asked for; 0: it is not.
         adapters: of its files that were checked, by name.
+        is_forgotten: it is not known any more as soon as it is unloaded.
     """
 
     wish: Wish
@@ -132,6 +134,7 @@ class Known:
     retry_unix_ms: int = 0
     trials: engine_pb2.EngineConfig | None = None
     adapters: dict[str, AdapterFile] = field(default_factory=dict)
+    is_forgotten: bool = False
 
     @property
     def name(self) -> str:
@@ -282,7 +285,7 @@ class Catalog:
                 message = f"the model {known.name!r} is loaded, and not with this projector: unload it first"
                 raise Aborted(message, reason="MODEL_LOADED")
             self._check_size(replace(found, wish=wish))
-            found.wish, found.file = wish, known.file
+            found.wish, found.file, found.is_forgotten = wish, known.file, False
             if (known.wish.has_sizes or is_seeing_anew) and not found.is_held:
                 found.needs = known.needs
             if is_seeing_anew:

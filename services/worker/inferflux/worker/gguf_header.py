@@ -20,6 +20,8 @@ from inferflux.common.captured import one_line
 from .weight_parts import PartCounts
 
 MAGIC = b"GGUF"
+SPLIT = "split."
+"""How metadata begin that tell of several files of a model, and which one this is."""
 HEADER = struct.Struct("<4sIQQ")
 MAX_HEADER_BYTES = 256 << 20
 """The largest vocabularies of today take 20 MB."""
@@ -110,6 +112,7 @@ class Header:
     end: offset of what follows the index.
     weights: how many numbers the tensors hold in all, by ggml_type.
     parts: what they take, by the part of the model.
+    split: where the metadata that only one file of several has begin and end in the file, key by key.
     tensors: by name; empty unless they were to be kept.
     """
 
@@ -120,14 +123,16 @@ class Header:
     end: int
     weights: Mapping[int, int]
     parts: PartCounts
+    split: tuple[tuple[int, int], ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def parse_header(view: Buffer, *, keep_tensors: bool = False) -> Header:
+def parse_header(view: Buffer, *, keep_tensors: bool = False, before: Header | None = None) -> Header:
     """Read the head of the file that `view` begins with.
 
     Args:
         keep_tensors: whether the header lists each tensor.
+        before: of the files of the same model before this one: their tensors are counted as well.
 
     Raises:
         HeaderError: not a GGUF, cut off, of an unknown version, or beyond the bounds of this module.
@@ -143,12 +148,17 @@ def parse_header(view: Buffer, *, keep_tensors: bool = False) -> Header:
         raise HeaderError(f"the tensor count is {n_tensors}: it must be at most {_MAX_TENSORS}")
     if n_metadata > _MAX_METADATA:
         raise HeaderError(f"the metadata count is {n_metadata}: it must be at most {_MAX_METADATA}")
-    reader = _Reader(view)
+    reader = _Reader(view, PartCounts() if before is None else before.parts)
     metadata = reader.metadata(n_metadata)
     metadata_end = reader.at
     tensors: dict[str, Tensor] = {}
     weights = reader.tensors(n_tensors, tensors if keep_tensors else None)
-    return Header(version, metadata, n_tensors, metadata_end, reader.at, weights, reader.parts, tensors)
+    if before is not None:
+        n_tensors, weights = n_tensors + before.n_tensors, weights + Counter(before.weights)
+    split = tuple(reader.split)
+    return Header(
+        version, metadata, n_tensors, metadata_end, reader.at, weights, reader.parts, split, tensors
+    )
 
 
 def strings_of(view: Buffer, array: Array) -> Iterator[bytes]:
@@ -173,22 +183,25 @@ def integers_of(view: Buffer, array: Array) -> Iterator[int]:
 class _Reader:
     """Reads on from `at`; `field` is what an error names."""
 
-    def __init__(self, view: Buffer) -> None:
+    def __init__(self, view: Buffer, parts: PartCounts) -> None:
         self.at = HEADER.size
         self._view = view
         self._field = ""
         self._strings_left = _MAX_STRINGS
-        self.parts = PartCounts()
+        self.parts = parts
+        self.split: list[tuple[int, int]] = []
 
     def metadata(self, count: int) -> dict[str, Value]:
         found: dict[str, Value] = {}
         for number in range(count):
-            self._field = f"metadata {number} of {count}"
+            self._field, start = f"metadata {number} of {count}", self.at
             key = self._string(_LONGEST_KEY)
             self._field = one_line(key)
             if key in found:
                 raise HeaderError(f"{self._field} is in the file twice")
             found[key] = self._value(self._kind())
+            if key.startswith(SPLIT):
+                self.split.append((start, self.at))
         return found
 
     def tensors(self, count: int, listed: dict[str, Tensor] | None = None) -> Counter[int]:

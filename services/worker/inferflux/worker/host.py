@@ -17,6 +17,7 @@ from inferflux.common.checks import check_model_name
 from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES
 from inferflux.common.model_roles import embeds
+from inferflux.common.model_sources import model_name_of
 from inferflux.common.tasks import Background
 from inferflux.v1 import host_pb2, model_pb2
 
@@ -142,7 +143,7 @@ class Host:
         if wanted.mmproj_path and not mmproj.is_absolute():
             raise InvalidArgument("the path of a projector must be absolute", field="mmproj_path")
         wish = Wish(
-            name=wanted.name or path.name.removesuffix(".gguf"),
+            name=wanted.name or model_name_of(path.name),
             aliases=tuple(wanted.aliases),
             is_pinned=wanted.is_pinned,
             role=wanted.role,
@@ -179,12 +180,18 @@ class Host:
         most_whole = min(self._process.settings.batch_tokens, PHYSICAL_BATCH)
         return await probe_projection(path, file.path, most_whole=most_whole, field=field)
 
-    async def forget(self, name: str) -> Known:
+    async def forget(self, name: str, *, unloads: bool = False) -> Known:
         """A model is not known any more; its file stays.
+
+        Args:
+            unloads: whether one that is loaded is unloaded first, and forgotten then; else it is refused.
 
         Raises:
             NotFound, Aborted: as `Catalog.forget`.
         """
+        if unloads and (held := self.catalog.get(name)).is_held:
+            held.is_forgotten = True
+            return await self.unload(name)
         known = self.catalog.forget(name)
         log.info("a model is forgotten", model=name)
         self.look_ahead()
@@ -378,6 +385,8 @@ class Host:
             if failure:
                 self._try_again_later(known)
             self._set(known, model_pb2.MODEL_STATE_FAILED if failure else model_pb2.MODEL_STATE_REGISTERED)
+        if known.is_forgotten:
+            await self.forget(known.name)
         await self._on_change()
 
     def _ends_process(self, known: Known) -> bool:

@@ -113,7 +113,7 @@ class HostIntake:
             case "register":
                 return await self._host.register(command.register)
             case "forget":
-                return await self._host.forget(command.forget.name)
+                return await self._host.forget(command.forget.name, unloads=True)
             case "register_adapter":
                 return await self._host.add_adapter(command.register_adapter)
             case "forget_adapter":

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from inferflux.common.captured import one_line
+from inferflux.common.errors import InvalidArgument
+from inferflux.common.model_sources import shards_of
 
 from .gguf_header import (
     HEADER,
     MAGIC,
     MAX_HEADER_BYTES,
+    SPLIT,
     Array,
     Header,
     HeaderError,
@@ -43,6 +48,7 @@ class ModelFile:
     """A model on disk.
 
     Attributes:
+        path: of several files the first one.
         digest: hex SHA-256 over metadata, tensor index, file size and some pages of the weights: tells
             models apart without reading all of them.
         context_length: tokens, as the file states it.
@@ -83,33 +89,82 @@ async def probe_model_file(
     if "error" in facts:
         raise ModelFileError(one_line(facts["error"]))
     said = ModelFacts.from_json(facts.pop("facts"))
-    return ModelFile(path=path, tokenizer=tokenizer, facts=said, **facts)
+    return ModelFile(path=Path(facts.pop("path")), tokenizer=tokenizer, facts=said, **facts)
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Read and check the head of a GGUF file, in this process.
+    """Read and check the head of a GGUF file, in this process. Of a model in several files any may be named.
 
     Raises:
         ModelFileError: missing, not a GGUF, cut off, or a field that cannot be served.
     """
+    place = path
     try:
-        if path.is_dir():
-            raise ModelFileError(f"{path}: it is a folder: name the GGUF file in it")
-        if not path.is_file():
-            raise ModelFileError(f"{path}: there is no such file")
-        size = path.stat().st_size
-        if not size:
-            raise ModelFileError(f"{path}: the file is empty")
-        length = min(size, MAX_HEADER_BYTES)
-        with path.open("rb") as file, mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as view:
+        with _opened(path) as (file, view, size):
             header = parse_header(view)
-            check_metadata(view, header)
+            files = _files_of(path, header)
+            if path != files[0] and header.metadata.get(f"{SPLIT}no"):
+                return read_model_file(files[0])
             tokens = header.metadata.get("tokenizer.ggml.tokens")
             if isinstance(tokens, Array) and tokens.kind == Kind.STRING:
                 check_tokens(strings_of(view, tokens))
-            return _model_file(path, view, header, size, _weights_sample(file, size))
+            digest, whole = _digest(view, header, size, _weights_sample(file, size)), header
+            for place in files[1:]:
+                with _opened(place) as (part, part_view, part_size):
+                    whole = parse_header(part_view, before=whole)
+                    sample = _weights_sample(part, part_size)
+                    digest.update(_digest(part_view, whole, part_size, sample).digest())
+                    size += part_size
+            place = path
+            header = replace(header, n_tensors=whole.n_tensors, weights=whole.weights)
+            check_metadata(view, header)
+            return _model_file(path, view, header, size, digest.hexdigest())
     except (OSError, ValueError, HeaderError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
+        raise ModelFileError(f"{place}: {error}") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, mmap.mmap, int]]:
+    """A file, its head, and its size in bytes.
+
+    Raises:
+        ModelFileError: there is nothing to read.
+    """
+    if path.is_dir():
+        raise ModelFileError(f"{path}: it is a folder: name the GGUF file in it")
+    if not path.is_file():
+        raise ModelFileError(f"{path}: there is no such file")
+    size = path.stat().st_size
+    if not size:
+        raise ModelFileError(f"{path}: the file is empty")
+    length = min(size, MAX_HEADER_BYTES)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ) as view:
+        yield file, view, size
+
+
+def _files_of(path: Path, header: Header) -> list[Path]:
+    """All files of the model of which `path` is one, the first one first.
+
+    Raises:
+        HeaderError: it is not called as one of several must be.
+    """
+    count = header.metadata.get(f"{SPLIT}count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return [path]
+    try:
+        names = shards_of(path.name)
+    except InvalidArgument as error:
+        raise HeaderError(error.message) from None
+    if len(names) != count:
+        raise HeaderError(
+            f"it is one of {count} files of a model: it must be called NAME-00001-of-{count:05d}.gguf, "
+            "and the others alike"
+        )
+    return [path.with_name(name) for name in names]
+
+
+def _digest(view: mmap.mmap, header: Header, size: int, sample: bytes) -> hashlib._Hash:
+    return hashlib.sha256(view[: header.end] + _SIZE.pack(size) + sample)
 
 
 def _weights_sample(file: BinaryIO, size: int) -> bytes:
@@ -122,18 +177,25 @@ def _weights_sample(file: BinaryIO, size: int) -> bytes:
     return b"".join(pages)
 
 
-def _model_file(path: Path, view: mmap.mmap, header: Header, size: int, sample: bytes) -> ModelFile:
+def _model_file(path: Path, view: mmap.mmap, header: Header, size: int, digest: str) -> ModelFile:
     metadata = header.metadata
     architecture = str(metadata["general.architecture"])
     context_length = metadata[f"{architecture}.context_length"]
     return ModelFile(
         path=path,
-        digest=hashlib.sha256(view[: header.end] + _SIZE.pack(size) + sample).hexdigest(),
+        digest=digest,
         size_bytes=size,
         architecture=architecture,
         name=str(metadata.get("general.name", "")),
         context_length=context_length if isinstance(context_length, int) else 0,
-        tokenizer=HEADER.pack(MAGIC, header.version, 0, len(metadata))
-        + view[HEADER.size : header.metadata_end],
+        tokenizer=_tokenizer(view, header),
         facts=facts_of(view, header),
     )
+
+
+def _tokenizer(view: mmap.mmap, header: Header) -> bytes:
+    """A GGUF of the same metadata and no tensors. It is whole: llama.cpp would look for the other files."""
+    starts = [HEADER.size, *(end for _, end in header.split)]
+    ends = [*(start for start, _ in header.split), header.metadata_end]
+    kept = b"".join(view[start:end] for start, end in zip(starts, ends, strict=True))
+    return HEADER.pack(MAGIC, header.version, 0, len(header.metadata) - len(header.split)) + kept

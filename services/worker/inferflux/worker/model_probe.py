@@ -45,6 +45,7 @@ def main() -> int:
         _write(json.dumps({"error": f"{sys.argv[1]}: {TOO_MUCH}"}), b"")
     else:
         facts = {
+            "path": str(model.path),
             "digest": model.digest,
             "size_bytes": model.size_bytes,
             "architecture": model.architecture,

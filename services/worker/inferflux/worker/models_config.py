@@ -24,11 +24,12 @@ from typing import Annotated, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from inferflux.common import adapters
-from inferflux.common.checks import MAX_MODEL_NAME_BYTES, MAX_SEQUENCES
+from inferflux.common.checks import MAX_SEQUENCES, check_model_name
 from inferflux.common.config_file import VARIABLE, read_config
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.hosts import MAX_ALIASES, MAX_KNOWN
 from inferflux.common.model_roles import ROLES, RoleName
+from inferflux.common.model_sources import model_name_of
 from inferflux.v1 import model_pb2
 
 from .catalog import AdapterWish, Wish
@@ -48,9 +49,11 @@ _MOST_INT32 = 2**31 - 1
 _T = TypeVar("_T")
 
 
-def _short(name: str) -> str:
-    if len(name.encode()) > MAX_MODEL_NAME_BYTES:
-        raise ValueError(f"a model's name has at most {MAX_MODEL_NAME_BYTES} bytes")
+def _model_name(name: str) -> str:
+    try:
+        check_model_name(name)
+    except InvalidArgument as error:
+        raise ValueError(error.message) from None
     return name
 
 
@@ -84,7 +87,7 @@ def _printable(path: str) -> str:
     return path
 
 
-_Name = Annotated[str, Field(min_length=1), AfterValidator(_short)]
+_Name = Annotated[str, Field(min_length=1), AfterValidator(_model_name)]
 _Path = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 
 
@@ -171,7 +174,7 @@ def _wish(entry: _Entry, path: Path, *, place: str) -> Wish:
         except InvalidArgument as error:
             raise InvalidArgument(f"{path}: {place}.mmproj: {error.message}", field=VARIABLE) from None
     return Wish(
-        name=entry.name or Path(entry.path).name.removesuffix(".gguf"),
+        name=entry.name or model_name_of(Path(entry.path).name),
         aliases=tuple(entry.aliases),
         is_pinned=entry.pinned,
         is_default=entry.default,
