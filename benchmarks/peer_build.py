@@ -129,31 +129,16 @@ def build(place: Place, pin: Pin, flags: str) -> None:
     if (cmake := shutil.which("cmake")) is None:
         raise PeerError("llama.cpp's server is built with cmake, which is not on PATH: pip install cmake")
     place.flags.unlink(missing_ok=True)
-    source = fetch_source(place, pin)
+    if not place.source.exists():
+        _fetch(place, pin)
+    source = place.source / "vendor" / "llama.cpp"
     _run([cmake, "-S", str(source), "-B", str(place.build), *shlex.split(flags), *_SERVER_ALONE])
     _run([cmake, "--build", str(place.build), "--target", "llama-server"])
     place.flags.write_text(flags)
 
 
-def llama_source() -> Path:
-    """The folder of llama.cpp's source of the pinned version, fetched if it is not there.
-
-    Raises:
-        PeerError: it cannot be fetched.
-    """
-    pin = pin_of(_PACKAGE, PINS.read_text())
-    return fetch_source(place_of(pin.version, os.environ), pin)
-
-
-def fetch_source(place: Place, pin: Pin) -> Path:
-    """Download the source of a version, checked by its hash, and unpack it; llama.cpp's folder in it.
-
-    Raises:
-        PeerError: it cannot be fetched.
-    """
-    source = place.source / "vendor" / "llama.cpp"
-    if source.exists():
-        return source
+def _fetch(place: Place, pin: Pin) -> None:
+    """Download the source of the pinned version, checked by its hash, and unpack it."""
     place.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.folder) as name:
         folder = Path(name)
@@ -166,7 +151,6 @@ def fetch_source(place: Place, pin: Pin) -> Path:
             packed.extractall(folder / "unpacked", filter="data")
         (unpacked,) = (folder / "unpacked").iterdir()
         unpacked.rename(place.source)
-    return source
 
 
 def _run(command: Sequence[str]) -> None:

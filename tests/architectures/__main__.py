@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.peer_build import llama_source
+from benchmarks.peer_build import source
 
 from .families import FAMILIES, Family
 from .hosting import a_host, why_not_hosted
@@ -28,7 +29,7 @@ def made(family: Family, folder: Path, *, is_small: bool) -> Path | str:
     """A tiny model of a family; or why llama.cpp makes none."""
     out, vocabulary = folder / f"{family.architecture}.gguf", DEMO
     if family.needs_it or not is_small:
-        vocabulary = llama_source() / "models" / f"ggml-vocab-{family.vocabulary}.gguf"
+        vocabulary = source(os.environ) / "models" / f"ggml-vocab-{family.vocabulary}.gguf"
     done = _run("architectures.writing", family.architecture, str(vocabulary), str(out))
     return out if done.returncode == 0 else _last_line(done)
 
