@@ -148,7 +148,9 @@ def test_a_last_message_of_the_assistant_is_begun() -> None:
     begun = {"role": "assistant", "content": "The answer is"}
     assert request(messages=[QUESTION, begun]).continue_final_message
     assert not request(messages=[QUESTION, begun, QUESTION]).continue_final_message
-    assert not request(messages=[QUESTION, {"role": "assistant", "content": [CALL]}]).continue_final_message
+    for nothing in ("", [text("")], [CALL], [text("I look."), CALL]):
+        last = {"role": "assistant", "content": nothing}
+        assert not request(messages=[QUESTION, last]).continue_final_message
 
 
 def test_no_messages_are_an_empty_one() -> None:

@@ -85,7 +85,8 @@ class Conversation:
     def is_begun(self) -> bool:
         """Whether the answer goes on where the last message ends."""
         last = self._turns[-1]
-        return last.role == "assistant" and bool(last.parts) and not last.calls
+        has_text = any(part.text for part in last.parts) or any(last.thoughts)
+        return last.role == "assistant" and has_text and not last.calls
 
     @property
     def places(self) -> Mapping[str, str]:
