@@ -219,6 +219,10 @@ def test_thinking_is_a_switch_of_the_template_and_a_budget() -> None:
     assert json.loads(off.chat_template_kwargs) == {"enable_thinking": False}
     assert (off.reasoning_effort, off.has_optional_switches) == ("xhigh", True)
     assert not request().chat_template_kwargs
+    counted = Prompt(body(thinking={"type": "disabled"}, output_config={"effort": "low"})).tokenize_request()
+    told = counted.conversation
+    assert (told.chat_template_kwargs, told.reasoning_effort) == (off.chat_template_kwargs, "low")
+    assert told.has_optional_switches
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])

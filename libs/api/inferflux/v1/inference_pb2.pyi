@@ -277,11 +277,13 @@ class Conversation(_message.Message):
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     SKIP_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    HAS_OPTIONAL_SWITCHES_FIELD_NUMBER: _builtins.int
     chat_template_kwargs: _builtins.str
     """As in ChatRequest."""
     reasoning_effort: _builtins.str
     continue_final_message: _builtins.bool
     skip_generation_prompt: _builtins.bool
+    has_optional_switches: _builtins.bool
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
@@ -295,10 +297,11 @@ class Conversation(_message.Message):
         reasoning_effort: _builtins.str = ...,
         continue_final_message: _builtins.bool = ...,
         skip_generation_prompt: _builtins.bool = ...,
+        has_optional_switches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "skip_generation_prompt", b"skip_generation_prompt", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "has_optional_switches", b"has_optional_switches", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "skip_generation_prompt", b"skip_generation_prompt", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -72,7 +72,7 @@ def prompt_form(chat: inference_pb2.ChatRequest | inference_pb2.Conversation) ->
             message = "continue_final_message: the last message is a text or a thought of the assistant"
             raise InvalidArgument(message, field="continue_final_message")
     return tokenizer_pb2.RenderChat(
-        has_optional_switches=isinstance(chat, inference_pb2.ChatRequest) and chat.has_optional_switches,
+        has_optional_switches=chat.has_optional_switches,
         chat_template_kwargs=chat.chat_template_kwargs,
         reasoning_effort=chat.reasoning_effort,
         continue_final_message=chat.continue_final_message,

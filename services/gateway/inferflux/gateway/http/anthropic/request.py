@@ -70,9 +70,29 @@ class Prompt:
             "continue_final_message": "messages",
         }
 
+    def set_switches(self, chat: inference_pb2.ChatRequest | inference_pb2.Conversation) -> None:
+        """Say how the prompt is rendered. Without a word of thinking the model does as it does.
+
+        Raises:
+            InvalidArgument: there is no such type of thinking, or effort.
+        """
+        chat.continue_final_message = self.is_begun
+        chat.has_optional_switches = True
+        if (thinking := self._body.thinking) is not None:
+            if thinking.type not in _THINKING:
+                known = ", ".join(_THINKING)
+                raise unsupported("thinking.type", f"{thinking.type[:32]!r} is none of {known}")
+            chat.chat_template_kwargs = json.dumps({"enable_thinking": _THINKING[thinking.type]})
+        effort = self._body.output_config.effort if self._body.output_config is not None else None
+        if effort is not None:
+            if effort not in _EFFORTS:
+                raise unsupported("output_config.effort", f"{effort[:32]!r} is none of {', '.join(_EFFORTS)}")
+            chat.reasoning_effort = _EFFORTS[effort]
+
     def tokenize_request(self) -> inference_pb2.TokenizeRequest:
         """The request that counts its tokens."""
         conversation = inference_pb2.Conversation(messages=self.messages, tools=self.tools)
+        self.set_switches(conversation)
         return inference_pb2.TokenizeRequest(model=self._body.model, conversation=conversation)
 
 
@@ -98,32 +118,15 @@ def to_request(body: MessagesBody, prompt: Prompt) -> inference_pb2.ChatRequest:
         priority=body.priority or 0,
         tools=prompt.tools,
         tool_choice=_choice(body.tool_choice),
-        continue_final_message=prompt.is_begun,
-        has_optional_switches=True,
     )
+    prompt.set_switches(request)
+    if body.thinking is not None and body.thinking.type == "enabled":
+        if body.thinking.budget_tokens is None:
+            raise missing("thinking.budget_tokens")
+        request.params.max_reasoning_tokens = body.thinking.budget_tokens
     if body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is not None:
         request.parallel_tool_calls = not body.tool_choice.disable_parallel_tool_use
-    _set_thinking(request, body)
     return request
-
-
-def _set_thinking(request: inference_pb2.ChatRequest, body: MessagesBody) -> None:
-    """Whether the model shall think, and for how long. Without a word of it the model does as it does."""
-    thinking = body.thinking
-    if thinking is not None:
-        if thinking.type not in _THINKING:
-            known = ", ".join(_THINKING)
-            raise unsupported("thinking.type", f"{thinking.type[:32]!r} is none of {known}")
-        request.chat_template_kwargs = json.dumps({"enable_thinking": _THINKING[thinking.type]})
-        if thinking.type == "enabled":
-            if thinking.budget_tokens is None:
-                raise missing("thinking.budget_tokens")
-            request.params.max_reasoning_tokens = thinking.budget_tokens
-    effort = body.output_config.effort if body.output_config is not None else None
-    if effort is not None:
-        if effort not in _EFFORTS:
-            raise unsupported("output_config.effort", f"{effort[:32]!r} is none of {', '.join(_EFFORTS)}")
-        request.reasoning_effort = _EFFORTS[effort]
 
 
 def _format(body: MessagesBody) -> ResponseFormat | None:
