@@ -75,7 +75,7 @@ async def test_ollamas_client_lists_models_and_knows_our_errors(
     assert f"{MODEL}:latest" in [model.model for model in (await sdk.list()).models]
     assert "completion" in ((await sdk.show(MODEL)).capabilities or [])
     with pytest.raises(ollama.ResponseError) as caught:
-        await sdk.chat(model="nothing", messages=CAPITAL)
+        await sdk.show("nothing")
     assert caught.value.status_code == 404
     async with ollama.AsyncClient(host=stack.http_url) as stranger:
         with pytest.raises(ollama.ResponseError) as caught:
