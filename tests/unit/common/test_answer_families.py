@@ -17,11 +17,13 @@ from harness.reading import joined, read, read_in_every_way
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferflux.common.answers.checks import check_format
 from inferflux.common.answers.families import HARMONY, HERMES, PYTHONIC
 from inferflux.common.answers.parser import AnswerParser
 from inferflux.common.answers.pieces import Piece
 from inferflux.common.chat_templates.probe import prefix_of, reasoning_of, tool_support
 from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
+from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.tools import kinds_of
 from inferflux.v1 import generation_pb2
 
@@ -422,3 +424,25 @@ def test_long_arguments_are_read_in_small_parts(family: str) -> None:
     text, made = _of_one_family(family, value)
     parts = [text[i : i + 5] for i in range(0, len(text), 5)]
     assert json.loads(read(made(), *parts)[2][0][1]) == {"city": value}
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        ({"call": "$name"}, "arguments"),
+        ({"call": '{"name": "$name", $arguments'}, "JSON|delimiter|property"),
+        ({"call": "<f=$name>$arguments</f>", "style": generation_pb2.ARGUMENT_STYLE_TEXT}, "parameter"),
+        ({"call": "<f=$name>$arguments</f>" + "x" * (16 << 10)}, "bytes"),
+    ],
+)
+def test_a_format_that_says_no_way_to_write_calls_is_refused(calls: dict[str, Any], why: str) -> None:
+    given = {"style": generation_pb2.ARGUMENT_STYLE_JSON} | calls
+    syntax = generation_pb2.AnswerSyntax(calls=generation_pb2.CallSyntax(**given))
+    with pytest.raises(InvalidArgument, match=why) as refused:
+        check_format(generation_pb2.AnswerFormat(syntax=syntax), "answer_format")
+    assert refused.value.field.startswith("answer_format.syntax")
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_familys_format_is_taken(family: str) -> None:
+    check_format(generation_pb2.AnswerFormat(syntax=FAMILIES[family]), "answer_format")

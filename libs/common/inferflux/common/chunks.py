@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferflux.common import checks
-from inferflux.common.constraints.limits import MAX_FUNCTIONS
+from inferflux.common.answers.checks import check_format
 from inferflux.common.embedding_limits import MAX_JOB_TEXTS
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
@@ -24,7 +24,7 @@ def parse_chunk(data: bytes) -> tokens_pb2.TokenChunk:
     if chunk.offset > checks.MAX_TOKENS:
         raise InvalidArgument(f"offset {chunk.offset} is above {checks.MAX_TOKENS}", field="offset")
     if chunk.HasField("answer_format"):
-        checks.check_count(chunk.answer_format.functions, MAX_FUNCTIONS, "answer_format.functions")
+        check_format(chunk.answer_format, "answer_format")
     checks.check_count(chunk.vectors.values, MAX_JOB_TEXTS, "vectors.values")
     if chunk.HasField("finished") and chunk.finished.reason not in _REASONS:
         raise InvalidArgument(f"unknown reason {chunk.finished.reason}", field="finished.reason")

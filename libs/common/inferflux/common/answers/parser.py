@@ -314,9 +314,9 @@ class AnswerParser:
         """An answer of messages with headers."""
         channels, syntax = self._syntax.channels, self._syntax
         headers = [one for one in (syntax.thought.begin, syntax.content_begin) if one]
-        ends = [*channels.ends, channels.begins[0], *headers]
-        if syntax.calls.call.endswith(channels.ends[1]):  # an answer may speak of it
-            ends.remove(channels.ends[1])
+        # An answer may speak of what ends a call.
+        own = [one for one in channels.ends if not syntax.calls.call.endswith(one)]
+        ends = [*own, channels.begins[0], *headers]
         outside = Markers([*channels.begins, channels.header_end, *channels.ends])
         while True:
             text, marker = self._tape.take_before(outside)

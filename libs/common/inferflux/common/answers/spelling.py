@@ -116,11 +116,19 @@ class Spelling:
 
 
 def spelling_of(calls: generation_pb2.CallSyntax) -> Spelling:
-    """A syntax taken apart."""
+    """A syntax taken apart.
+
+    Raises:
+        ValueError: it is none.
+    """
+    is_json = calls.style == generation_pb2.ARGUMENT_STYLE_JSON
+    if "$arguments" not in calls.call:
+        raise ValueError("a call without $arguments")
+    if not is_json and not re.search(r"\$key.*\S.*\$value.*\S|\$key\S\$value", calls.parameter, re.DOTALL):
+        raise ValueError("a parameter without $key, $value and what ends them")
     before, _, after = calls.call.partition("$arguments")
     if calls.style in (generation_pb2.ARGUMENT_STYLE_PYTHON, generation_pb2.ARGUMENT_STYLE_GEMMA):
         after = after[1:]  # the bracket that ends the arguments
-    is_json = calls.style == generation_pb2.ARGUMENT_STYLE_JSON
     form, tail = (
         None,
         markers(after) if is_json else [Part(one.strip()) for one in after.splitlines() if one.strip()],
@@ -172,6 +180,8 @@ def _form_of(call: str) -> tuple[ObjectForm, str]:
     for placeholder in ("$arguments", "$index", "$number", "$id"):
         text = re.sub(rf'(?<!")\{placeholder}(?![a-z"])', f'"{placeholder}"', text)
     made, end = json.JSONDecoder().raw_decode(text)
+    if not isinstance(made, dict):
+        raise ValueError("a call that is no object")
     keys: dict[str, list[str]] = {"$name": [], "$arguments": [], "$id": [], "$index": []}
     _note(made, keys)
     form = ObjectForm(

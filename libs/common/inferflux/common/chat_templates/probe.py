@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferflux.common.answers.families import FALLBACKS, FAMILIES, HERMES, family_in, format_of_calls
+from inferflux.common.answers.spelling import spelling_of
 from inferflux.v1 import generation_pb2
 
 from .capabilities import Capabilities
@@ -63,19 +64,10 @@ def tool_support(template: ChatTemplate) -> ToolSupport:
         DESCRIPTION in (render(messages, tools) or "")
         for messages in ([USER], [USER, calling({})], [{"role": "system", "content": "Hi"}, USER])
     )
-    family = family_in(template.source, FAMILIES)
-    if family is None or not family.HasField("thought"):
-        derived = syntax_of(render, template.source)
-        if family is not None:
-            derived.ClearField("content_begin")
-            derived.ClearField("content_end")
-            derived.MergeFrom(_without_repeated(family, derived))
-        elif not derived.HasField("calls"):
-            fallback = family_in(template.source, FALLBACKS)
-            if fallback is not None:
-                derived.calls.CopyFrom(fallback.calls)
-        family = derived
-    made = _completed(family, template.source)
+    syntax = family_in(template.source, FAMILIES)
+    if syntax is None or not syntax.HasField("thought"):
+        syntax = _with_calls(syntax_of(render, template.source), syntax, template.source)
+    made = _completed(syntax, template.source)
     if shows_tools:
         return ToolSupport(True, True, made)
     reads = Capabilities(template)
@@ -84,12 +76,31 @@ def tool_support(template: ChatTemplate) -> ToolSupport:
     return ToolSupport(False, can_tell_tools(reads), made)
 
 
-def _without_repeated(
-    family: generation_pb2.AnswerSyntax, derived: generation_pb2.AnswerSyntax
+def _with_calls(
+    derived: generation_pb2.AnswerSyntax, family: generation_pb2.AnswerSyntax | None, source: str
 ) -> generation_pb2.AnswerSyntax:
-    """A family, whose calls take the place of the derived ones."""
-    derived.ClearField("calls")
-    return family
+    """With the calls of the family, or of a known one where what was derived is none."""
+    made = generation_pb2.AnswerSyntax()
+    made.CopyFrom(derived)
+    if family is not None:
+        made.Clear()
+        if derived.HasField("thought"):
+            made.thought.CopyFrom(derived.thought)
+        made.MergeFrom(family)
+        return made
+    if made.HasField("calls") and not _is_spelling(made.calls):
+        made.ClearField("calls")
+    if not made.HasField("calls") and (fallback := family_in(source, FALLBACKS)) is not None:
+        made.calls.CopyFrom(fallback.calls)
+    return made
+
+
+def _is_spelling(calls: generation_pb2.CallSyntax) -> bool:
+    try:
+        spelling_of(calls)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _completed(syntax: generation_pb2.AnswerSyntax, source: str) -> generation_pb2.AnswerSyntax:

@@ -34,7 +34,7 @@ IRRELEVANT: Final = frozenset(
 )
 
 # The same of its answer format.
-IRRELEVANT_OF_FORMAT: Final = frozenset({"functions", "is_exact", "call_id_prefix"})
+IRRELEVANT_OF_FORMAT: Final = frozenset({"functions", "is_exact", "call_id_prefix", "types"})
 
 
 def is_repeatable(params: generation_pb2.GenerationParams) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inferflux.common import adapters, admin_limits, checks
+from inferflux.common.answers.checks import check_format
 from inferflux.common.cache_scope import check_cache_scope
-from inferflux.common.constraints.limits import MAX_FUNCTIONS
 from inferflux.common.embedding_limits import check_task
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
@@ -71,7 +71,7 @@ def check_job(request: scheduler_pb2.InferenceRequest) -> None:
         checks.check_token(request.zone, "zone")
     adapters.check_chosen(request.adapter, request.adapter_digest)
     checks.check_range(request.resume_window_s, 0, _LONGEST_WINDOW_S, "resume_window_s")
-    checks.check_count(request.answer_format.functions, MAX_FUNCTIONS, "answer_format.functions")
+    check_format(request.answer_format, "answer_format")
 
 
 def _check_not_negative(ids: Sequence[int], field: str) -> None:
