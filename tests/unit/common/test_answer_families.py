@@ -446,3 +446,23 @@ def test_a_format_that_says_no_way_to_write_calls_is_refused(calls: dict[str, An
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_familys_format_is_taken(family: str) -> None:
     check_format(generation_pb2.AnswerFormat(syntax=FAMILIES[family]), "answer_format")
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "content", "n_calls"),
+    [
+        ("openai-gpt-oss-120b", "Hello <b>", "Hello <b>", 0),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "[TOOL_CALLS]now{}[TOOL_CALLS]now{}", "", 2),
+        ("Qwen-Qwen3-0.6B", '<tool_call>\n{"name": "now"}\n{"name": "now"}\n</tool_call>', "", 2),
+        ("meta-llama-Llama-3.3-70B-Instruct", '[{"name": "now", "parameters": {}}]', "", 1),
+        ("meetkai-functionary-medium-v3.2", "all\nHi>>>now\n{}", "Hi", 1),
+        ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "<|START_RESPONSE|>Hi<|END_RESPONSE|>", "Hi", 0),
+    ],
+)
+def test_what_models_leave_out_or_write_otherwise_is_understood(
+    template: str, answer: str, content: str, n_calls: int
+) -> None:
+    syntax, prompt = syntax_of(template), chat_template(template).render([_USER], _TOOLS)
+    prefix = prefix_of(syntax, prompt)
+    got = read_in_every_way(lambda: AnswerParser(syntax=syntax, names=TYPES, prefix=prefix), answer)
+    assert got == (content, "", [("now", "{}")] * n_calls)

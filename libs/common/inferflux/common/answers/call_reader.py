@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from inferflux.v1 import generation_pb2
 
 from .arguments import arguments_of, call_of, dumped, unnested
 from .parameters import LONGEST, ParameterReader
+from .pieces import Tells
 from .scanner import BracketScanner, GemmaScanner
 from .spelling import Part, spelling_of, ways_of
 from .tape import Markers, Steps, Tape
 
 _TEXT, _GEMMA = generation_pb2.ARGUMENT_STYLE_TEXT, generation_pb2.ARGUMENT_STYLE_GEMMA
-
-
-class Tells(Protocol):
-    """Takes what is certain of calls."""
-
-    def begin_call(self, name: str, call_id: str) -> None: ...
-
-    def add_arguments(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -146,6 +138,13 @@ class CallReader:
                 i += 1
             elif part.text.endswith(">") and (yield from self._tape.taking(part.text[:-1] + "/>")):
                 self._call.is_closed = True
+            elif (
+                i > 1
+                and parts[i - 2].text == "name"
+                and self._tape.next == "{"
+                and not self._spelling.before_key
+            ):
+                continue  # what separates the name from the arguments is missing
             elif not part.is_optional and not (yield from self._is_noise_before(part)):
                 return False
         return True
@@ -211,7 +210,7 @@ class CallReader:
 
     def _object(self) -> Steps[bool]:
         """A call that is an object, or the first of a list where the family writes none."""
-        if self._spelling.head:
+        if self._spelling.head or self._calls.is_whole_answer:
             yield from self._tape.blanks()
             self._is_listed |= yield from self._tape.taking("[")
         text = yield from self._collected(BracketScanner(is_strict=True), "{")
@@ -321,23 +320,12 @@ class CallReader:
 
     def _nested(self) -> Steps[bool]:
         after = self._calls.call.partition("$arguments")[2].strip()
-        text = yield from self._until(Markers([after]))
+        text = yield from self._tape.until(Markers([after]))
         if text is None:
             return False
         types = self._types.get(self._call.name, {})
         arguments = unnested(text, self._calls.parameter, types)
         return arguments is not None and self._end(arguments)
-
-    def _until(self, stops: Markers) -> Steps[str | None]:
-        parts: list[str] = []
-        while True:
-            text, stop = self._tape.take_before(stops)
-            parts.append(text)
-            if stop:
-                return "".join(parts)
-            if self._tape.is_final:
-                return None
-            yield
 
     def _parameters(self) -> Steps[bool]:
         """Arguments one by one, up to what ends the call, or as an object."""
@@ -353,13 +341,9 @@ class CallReader:
     def _next(self) -> Steps[bool]:
         """Read what ends a call, and what begins the next one. The tape is marked behind what was read."""
         tape, spelling = self._tape, self._spelling
-        if self._is_listed:
-            yield from tape.blanks()
-            if (yield from tape.taking(",")):
-                yield from tape.blanks()
-                return tape.next == "{"
-            yield from tape.taking("]")
-        yield from self._tape.skipping([part.text for part in spelling.tail])
+        if (yield from self._is_in_list()):
+            return True
+        yield from tape.skipping([part.text for part in spelling.tail])
         tape.mark()
         yield from tape.blanks()
         separators = [part.text for part in spelling.separator] or [";", ","][: 2 * self._is_bare]
@@ -389,6 +373,20 @@ class CallReader:
         yield from self._tape.skipping([part.text for part in spelling.end])
         tape.mark()
         return False
+
+    def _is_in_list(self) -> Steps[bool]:
+        """Whether another object follows before what ends the call."""
+        tape = self._tape
+        if self._is_listed:
+            yield from tape.blanks()
+            if (yield from tape.taking(",")):
+                yield from tape.blanks()
+                return tape.next == "{"
+            yield from tape.taking("]")
+        if self._spelling.form is None or not self._spelling.tail:
+            return False
+        yield from tape.blanks()
+        return tape.next == "{"
 
     @property
     def _is_bare(self) -> bool:

@@ -80,6 +80,7 @@ class AnswerParser:
         self._may_think = self._syntax.HasField("thought")
         self.n_calls = 0
         self.has_reasoned = False
+        self._prefix = prefix
         self._steps = self._answer()
         if prefix:
             self.push(prefix)
@@ -201,6 +202,8 @@ class AnswerParser:
                 self._tape.skip(len(marker))
                 if marker not in dropped:
                     self._say(marker, kind)
+                elif not self._has_content:
+                    self._drops_blanks = True
 
     @property
     def _has_reread_enough(self) -> bool:
@@ -344,12 +347,22 @@ class AnswerParser:
             text, stop = self._tape.take_before(stops)
             parts.append(text)
             n += len(text)
+            if self._is_plain("".join(parts)):
+                self._say("".join(parts).removeprefix(self._prefix), Content)
+                return ""
             if stop == channels.header_end:
                 self._tape.skip(len(stop))
                 return "".join(parts) or " "
             if stop or n > _LONGEST_HEADER or self._tape.is_final:
                 return ""
             yield
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether what follows the prompt's end is no header."""
+        if not self._prefix or not text.startswith(self._prefix):
+            return False
+        rest = text.removeprefix(self._prefix).lstrip()
+        return not ("<".startswith(rest[:1]) or "to=".startswith(rest[:3]))
 
     def _message(self, header: str, ends: Collection[str]) -> Steps[None]:
         channels = self._syntax.channels

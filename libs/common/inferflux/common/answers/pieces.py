@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +38,11 @@ class CallArguments:
 
 
 Piece: TypeAlias = Content | Reasoning | CallName | CallArguments
+
+
+class Tells(Protocol):
+    """Takes what is certain of calls."""
+
+    def begin_call(self, name: str, call_id: str) -> None: ...
+
+    def add_arguments(self, text: str) -> None: ...

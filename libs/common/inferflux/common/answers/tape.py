@@ -215,3 +215,15 @@ class Tape:
                         self.skip(len(ahead))  # cut
                     break
                 yield
+
+    def until(self, stops: Markers) -> Steps[str | None]:
+        """What comes before one of the stops, which is not read; None where none comes."""
+        parts: list[str] = []
+        while True:
+            text, stop = self.take_before(stops)
+            parts.append(text)
+            if stop:
+                return "".join(parts)
+            if self.is_final:
+                return None
+            yield

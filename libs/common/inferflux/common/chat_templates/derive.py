@@ -127,7 +127,7 @@ def _enclosure_of(
     text = head[_boundary(head, _common(base, head)) :].strip()
     if end_of_thought and end_of_thought in text:
         text = text.rpartition(end_of_thought)[2].strip()
-    if not _MARKER.fullmatch(text) or text in base:
+    if not _MARKER.fullmatch(text):
         return "", ""
     end = _MARKER_AT_BEGIN.match(tail)
     other = text.replace("START", "END").replace("begin", "end").replace("<|", "<|")
