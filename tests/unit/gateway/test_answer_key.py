@@ -34,14 +34,17 @@ def key(request: scheduler_pb2.InferenceRequest, digest: str = "d1", *, is_seede
     return key_of(request, model_digest=digest, is_seeded=is_seeded)
 
 
-def leaves(descriptor: Descriptor, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every field that has a value of its own, however deep."""
+def leaves(
+    descriptor: Descriptor, path: tuple[str, ...] = (), above: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Every field that has a value of its own, however deep; a message within its own kind is left out."""
     for field in descriptor.fields:
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
         if field.message_type is None or field.is_repeated or is_map:
             yield *path, field.name
-        else:
-            yield from leaves(field.message_type, (*path, field.name))
+        elif field.message_type.full_name not in above:
+            inner = (*above, field.message_type.full_name)
+            yield from leaves(field.message_type, (*path, field.name), inner)
 
 
 def change(message: Message, path: tuple[str, ...]) -> None:
