@@ -77,6 +77,8 @@ class BaseClient(ABC, Generic[_G, _S]):
         chat_template_kwargs: str | Mapping[str, Any] = "",
         reasoning_effort: str = "",
         continue_final_message: bool = False,
+        skip_generation_prompt: bool = False,
+        has_optional_switches: bool = False,
         **options: Unpack[Options],
     ) -> _S:
         """Stream the answer to a conversation.
@@ -96,6 +98,8 @@ class BaseClient(ABC, Generic[_G, _S]):
             chat_template_kwargs: switches of the model's chat template by name, or a JSON object of them.
             reasoning_effort: how long the model shall think, where its template has a switch for it.
             continue_final_message: the last message, of the assistant, is begun; the answer goes on with it.
+            skip_generation_prompt: the prompt ends with the last message.
+            has_optional_switches: leave out switches that the template lacks, instead of refusing them.
             options: as `Options` lists them.
         """
         request = chat_request(
@@ -112,6 +116,8 @@ class BaseClient(ABC, Generic[_G, _S]):
             chat_template_kwargs=chat_template_kwargs,
             reasoning_effort=reasoning_effort,
             continue_final_message=continue_final_message,
+            skip_generation_prompt=skip_generation_prompt,
+            has_optional_switches=has_optional_switches,
         )
         return self._stream(request, request_id, timeout_s, resume_window_s)
 

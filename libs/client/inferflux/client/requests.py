@@ -20,7 +20,11 @@ Text = str | Sequence[int]
 Request = inference_pb2.ChatRequest | inference_pb2.GenerateRequest
 
 _M = TypeVar("_M")
-_OF_PARAMS = frozenset(generation_pb2.GenerationParams.DESCRIPTOR.fields_by_name) - {"sampling", "constraint"}
+_OF_PARAMS = frozenset(generation_pb2.GenerationParams.DESCRIPTOR.fields_by_name) - {
+    "sampling",
+    "constraint",
+    "banned",
+}
 _CONSTRAINTS = ("json_object", "json_schema", "gbnf", "lark", "regex", "choices")
 _BREAKERS: Final = "dry_sequence_breakers"
 
@@ -40,6 +44,10 @@ class Options(TypedDict, total=False):
         choices: the answer is one of these texts.
         strict: refuse a schema with keywords that cannot be enforced.
         max_reasoning_tokens: what the model may think; then its thought is closed, and the answer follows.
+        min_tokens: neither an end of the model's nor a stop comes before this many tokens.
+        bad_words: texts that are not said.
+        text_bias: a bias of every token that a text has, beside `logit_bias`.
+        prompt_logprobs: how many alternatives are told for each token of the prompt.
         deterministic: the same tokens whatever else is cached or runs.
     """
 
@@ -79,6 +87,10 @@ class Options(TypedDict, total=False):
     regex: str
     choices: Iterable[str]
     strict: bool
+    min_tokens: int
+    bad_words: Iterable[str]
+    text_bias: Mapping[str, float]
+    prompt_logprobs: int
     deterministic: bool
 
 
@@ -97,6 +109,8 @@ def chat_request(
     chat_template_kwargs: str | Mapping[str, Any] = "",
     reasoning_effort: str = "",
     continue_final_message: bool = False,
+    skip_generation_prompt: bool = False,
+    has_optional_switches: bool = False,
 ) -> inference_pb2.ChatRequest:
     """Raises InvalidArgument, which names the field, for what no message can hold."""
     return _message(
@@ -114,6 +128,8 @@ def chat_request(
         ),
         reasoning_effort=reasoning_effort,
         continue_final_message=continue_final_message,
+        skip_generation_prompt=skip_generation_prompt,
+        has_optional_switches=has_optional_switches,
         params=generation_params(options),
         priority=priority,
         resume_window_s=resume_window_s,
@@ -217,6 +233,13 @@ def generation_params(options: Options) -> generation_pb2.GenerationParams:
     if "stop" in given:
         given["stop"] = _texts(given["stop"], "params.stop")
     own = {name: given.pop(name) for name in _OF_PARAMS & given.keys()}
+    if "bad_words" in own:
+        own["bad_words"] = _texts(own["bad_words"], "params.bad_words")
+    if "text_bias" in own:
+        own["text_bias"] = [
+            _message(generation_pb2.TextBias, "params.text_bias", text=text, bias=bias)
+            for text, bias in own["text_bias"].items()
+        ]
     if "speculation" in own:
         own["speculation"] = _source(own["speculation"])
     is_strict = given.pop("strict", False)
