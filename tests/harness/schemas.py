@@ -480,6 +480,27 @@ def refused() -> dict[str, tuple[Schema | str, str]]:
         "properties": ({"properties": []}, "at #/properties"),
         "multiple of 0": ({"multipleOf": 0}, "at #/multipleOf"),
         "deep inside": ({"anyOf": [{"allOf": [{"items": 3}]}]}, "at #/anyOf/0/allOf/0/items"),
+        "itself": ({"$ref": "#"}, "at #/$ref: the reference '#' leads to itself"),
+        "itself, where it is not needed": (
+            {"properties": {"a": {"$ref": "#/properties/a"}}},
+            "at #/properties/a/$ref: the reference '#/properties/a' leads to itself",
+        ),
+        "each other": (
+            {
+                "$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+                "items": {"$ref": "#/$defs/a"},
+            },
+            "at #/items/$ref: the reference '#/$defs/a' leads to itself",
+        ),
+        "a part of itself": ({"type": "object", "allOf": [{"$ref": "#"}]}, "at #/allOf/0/$ref"),
+        "a long chain": (
+            {
+                "$defs": {"0": {"items": {"$ref": "#"}}}
+                | {str(i + 1): {"$ref": f"#/$defs/{i}"} for i in range(2000)},
+                "$ref": "#/$defs/2000",
+            },
+            "at #/$ref: the reference '#/$defs/2000' begins a chain of more than 64",
+        ),
         "too many": (
             {"properties": {f"p{i}": {"$ref": "#/properties/p0/properties/a"} for i in range(9)}},
             "is no schema of it",
@@ -491,7 +512,6 @@ def impossible() -> dict[str, Schema]:
     """Schemas that no answer matches: llguidance refuses them."""
     return {
         "contradiction": {"type": "string", "enum": [1, 2]},
-        "itself": {"$ref": "#"},
         "bounds": {"type": "integer", "minimum": 5, "maximum": 3},
         "lengths": {"type": "string", "minLength": 5, "maxLength": 3},
         "two values": {"allOf": [{"const": "a"}, {"const": "b"}]},

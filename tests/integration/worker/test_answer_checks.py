@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.answer_checks import AnswerChecks, CheckerError
+from inferflux.worker.engine.answer_checks import AnswerChecks, CheckerError, CheckError
 
 SMALL = generation_pb2.StructuredConstraint(json_schema='{"type":"integer","maximum":9}')
 
@@ -31,6 +33,32 @@ def test_a_wrong_answer_has_a_reason_and_a_right_one_has_none(checks: AnswerChec
 def test_a_schema_that_cannot_be_checked_is_named(checks: AnswerChecks) -> None:
     bad = generation_pb2.StructuredConstraint(json_schema='{"type":"nonsense"}')
     assert "cannot be checked" in checks.begin(bad, '"x"').result()
+    assert not checks.begin(SMALL, "7").result()
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ('{"$ref":"#"}', "1"),
+        ('{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}', "1"),
+        ('{"items":{"$ref":"#"}}', "[" * 900 + "]" * 900),
+        ('{"items":{"$ref":"#"}}', "[" * 100_000 + "]" * 100_000),
+        (
+            json.dumps(
+                {"$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(2000)}}
+                | {"$ref": "#/$defs/0"}
+                | {"items": {"$ref": "#"}}
+            ).replace("#/$defs/2000", "#"),
+            "[" * 900 + "]" * 900,
+        ),
+    ],
+)
+def test_a_schema_that_leads_to_itself_ends_one_check_at_most(
+    checks: AnswerChecks, schema: str, answer: str
+) -> None:
+    constraint = generation_pb2.StructuredConstraint(json_schema=schema)
+    with contextlib.suppress(CheckError):
+        checks.begin(constraint, answer).result(60)
     assert not checks.begin(SMALL, "7").result()
 
 

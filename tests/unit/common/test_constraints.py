@@ -137,6 +137,7 @@ def test_arguments_are_an_object_whatever_else_their_schema_says() -> None:
             {"type": "object", "properties": {"a": {}}},
         ),
         ({"type": "object", "required": True}, {"type": "object"}),
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, {"properties": {"a": {}}, "type": "object"}),
         (
             of_reference,
             {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote, urldefrag, urljoin
 
-_Json = Any
+from .reading import MAX_DEPTH, Json, keywords
 
 # Their values are no schemas, whatever they look like.
 _DATA: Final = frozenset({"enum", "const", "default", "examples", "example"})
@@ -23,15 +24,17 @@ class References:
 
     Args:
         document: JSON.
-        has_old_ids: whether `id` says what `$id` says, as up to draft 4.
+        draft: its number. Up to 4, `id` says what `$id` says.
     """
 
-    def __init__(self, document: _Json, *, has_old_ids: bool) -> None:
-        self._document = document
+    def __init__(self, document: Json, draft: int) -> None:
+        self._document, self._draft = document, draft
         # Of a place that has an identifier of its own: what references below it are relative to.
         self._bases: dict[str, str] = {"#": ""}
         self._places: dict[str, str] = {"": "#"}
-        for value, path, base in _schemas(document, has_old_ids=has_old_ids):
+        # Of a place: the length of the longest chain of references from there.
+        self._chains: dict[str, float] = {}
+        for value, path, base in _schemas(document, has_old_ids=draft <= 4):
             resource, fragment = urldefrag(base)
             self._bases[path] = resource
             self._places.setdefault(f"{resource}#{fragment}" if fragment else resource, path)
@@ -45,7 +48,7 @@ class References:
             path = path.rpartition("/")[0]
         return self._bases[path]
 
-    def find(self, reference: str, path: str) -> tuple[str, _Json] | None:
+    def find(self, reference: str, path: str) -> tuple[str, Json] | None:
         """The place, a JSON pointer that begins with `#`, and the value of a reference at `path`.
 
         One that means nothing where it stands is tried from the whole schema: many tools mean that.
@@ -64,11 +67,35 @@ class References:
                     return found
         return self._below("#", unquote(reference[1:])) if reference.startswith("#/") else None
 
-    def _at(self, place: str) -> _Json:
+    def chain(self, place: str, value: Json, depth: int = 0) -> float:
+        """How many references follow each other from a place on, all of them applied to the same value.
+
+        Infinite where they come back to themselves: JSON Schema leaves open what such a schema means.
+        """
+        if (known := self._chains.get(place)) is not None or depth > MAX_DEPTH:
+            return MAX_DEPTH if known is None else known
+        self._chains[place] = math.inf  # for those that come back to it
+        found = [self.find(reference, path) for reference, path in self._applied(value, place)]
+        lengths = [1 + self.chain(*target, depth + 1) for target in found if target is not None]
+        self._chains[place] = max(lengths, default=0)
+        return self._chains[place]
+
+    def _applied(self, value: Json, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+        """The references that apply to whatever the schema at a place does, with their places."""
+        if not isinstance(value, dict) or depth > MAX_DEPTH:
+            return
+        for name, of, spelled in keywords(value, self._draft):
+            if name == "$ref" and isinstance(of, str):
+                yield of, f"{path}/{spelled}"
+            elif name == "allOf" and isinstance(of, list):
+                for i, one in enumerate(of):
+                    yield from self._applied(one, f"{path}/allOf/{i}", depth + 1)
+
+    def _at(self, place: str) -> Json:
         found = self._below("#", place[1:])
         return None if found is None else found[1]
 
-    def _below(self, place: str, pointer: str) -> tuple[str, _Json] | None:
+    def _below(self, place: str, pointer: str) -> tuple[str, Json] | None:
         value = self._document if place == "#" else self._at(place)
         for part in pointer.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -82,9 +109,9 @@ class References:
         return place, value
 
 
-def _schemas(document: _Json, *, has_old_ids: bool) -> Iterator[tuple[dict[str, _Json], str, str]]:
+def _schemas(document: Json, *, has_old_ids: bool) -> Iterator[tuple[dict[str, Json], str, str]]:
     """Every object that has a name, with its place and identifier."""
-    waiting: list[tuple[_Json, str, str]] = [(document, "#", "")]
+    waiting: list[tuple[Json, str, str]] = [(document, "#", "")]
     while waiting:
         value, path, base = waiting.pop()
         if isinstance(value, list):

@@ -7,6 +7,7 @@ JSON Schema says. What llguidance cannot enforce is left out of the masks' schem
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -146,7 +147,7 @@ class _Reader:
     def __init__(self, document: Json, level: int, *, is_lenient: bool) -> None:
         self._document = document
         self._draft = draft_of(document)
-        self._references = References(document, has_old_ids=self._draft <= 4)
+        self._references = References(document, self._draft)
         self._is_lenient = is_lenient
         self._narrowing = Narrowing(level, self.leave)
         # Places that are referred to, and their names in `$defs`.
@@ -229,6 +230,9 @@ class _Reader:
                 raise bad(f"a reference to another document, {text[:64]!r}, is not supported", path)
             raise bad(f"{text[:64]!r} is no schema of it", path)
         place, schema = found
+        if (chain := self._references.chain(place, schema)) >= MAX_DEPTH:
+            why = "leads to itself" if math.isinf(chain) else f"begins a chain of more than {MAX_DEPTH}"
+            raise bad(f"the reference {text[:64]!r} {why}", path)
         if place not in self._names:
             self._names[place] = self._name_for(place)
             self._waiting.append((place, schema))
