@@ -69,7 +69,7 @@ async def test_strangers_see_the_page_and_its_health_alone(stack: Stack) -> None
             assert (await client.get(path)).status_code == 401
 
 
-async def test_a_model_that_does_not_hear_transcribes_nothing(stack: Stack) -> None:
+async def test_a_model_without_sounds_transcribes_nothing(stack: Stack) -> None:
     headers = {"authorization": f"Bearer {stack.api_key}"}
     async with httpx.AsyncClient(base_url=stack.http_url, headers=headers, timeout=60) as client:
         answer = await client.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"RIFF" + bytes(60))})

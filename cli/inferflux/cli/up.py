@@ -77,7 +77,7 @@ def welcome(stack: Stack, program: str) -> list[str]:
     """Lines of rich markup: where the stack is, and what to try with `program`."""
     facts = {
         "endpoint": f"{','.join(stack.endpoints)}  (gRPC)",
-        "HTTP": f"{', '.join(stack.http_urls)}  (OpenAI's API; its page: {stack.http_url}/docs)",
+        "HTTP": f"{', '.join(stack.http_urls)}  (OpenAI's, Anthropic's, Ollama's API; a page to try it)",
         "API key": stack.api_key,
         "model": stack.model_name,
         "tokens": f"{stack.tokens_url}  (NATS)",

@@ -94,7 +94,7 @@ def test_a_prefill_context_whose_cells_do_not_arrive_is_found(
 
 
 class Shifted:
-    """A context whose keys are rotated for positions farther on by one, which it tells nobody."""
+    """A context whose keys are rotated for positions farther on by one."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

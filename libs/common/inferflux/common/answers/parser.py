@@ -18,7 +18,7 @@ from .pieces import CallArguments, CallName, Content, Piece, Reasoning
 from .tape import Markers, Steps, Tape
 
 OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
-# What was read again because it was no call: at most so many times what was read. Then all is content.
+# How much may be read again because it was no call, as a multiple of what was read. Then all is content.
 _MOST_REREAD: Final = 4
 _ENOUGH_REREAD: Final = 4096
 _LONGEST_HEADER: Final = 512

@@ -17,7 +17,7 @@ from .reading import BodyReader
 
 
 class Transcriptions:
-    """The words of a sound, by a model that hears."""
+    """The words of a sound, by a model that takes sounds."""
 
     def __init__(self, answering: Answering, bodies: BodyReader) -> None:
         self._answering = answering

@@ -17,7 +17,7 @@ class Bans:
     Args:
         words: token runs, of which none may be complete.
         ends: tokens that end a generation.
-        min_tokens: none of these comes before so many tokens.
+        min_tokens: none of these comes before this many tokens.
         generated: the tokens so far.
     """
 

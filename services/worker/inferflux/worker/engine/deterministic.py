@@ -81,7 +81,7 @@ class DeterministicContext:
         return logits[: part.n_rows]
 
     def _decode_run(self, run: Run) -> NDArray[np.float32]:
-        """Compute one token, and another one of nobody; returns the logits of both."""
+        """Compute one token, and another one beside it; returns the logits of both."""
         logits = self._context.decode_runs([run, Run(_PAD, self._spare_id, 0)])
         self._context.forget(self._spare_id)
         return logits

@@ -30,7 +30,7 @@ _LEAST_TURN = 1e-5
 # Logits that are turned by more have little in common, whatever the reason.
 _MOST_TURN = 0.1
 _BEST = 5
-# So many of the best tokens may change beyond what rounding changes.
+# How many of the best tokens may change beyond what rounding changes.
 _MISPLACED = 0.25
 
 

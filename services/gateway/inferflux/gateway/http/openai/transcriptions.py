@@ -1,4 +1,4 @@
-"""Audio transcriptions of OpenAI's API: a form to a ChatRequest, for a model that hears."""
+"""Audio transcriptions of OpenAI's API: a form to a ChatRequest, for a model that takes sounds."""
 
 from __future__ import annotations
 
