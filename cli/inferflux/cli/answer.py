@@ -90,7 +90,8 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """stop, tool_calls, length, cancelled or content_filter; empty for a stream that just ended."""
+        """stop, tool_calls, length, cancelled, content_filter or schema_mismatch; empty for a stream that
+        just ended."""
         if self.finished is None:
             return ""
         if self.calls and self.finished.reason == generation_pb2.FINISH_REASON_STOP:
@@ -100,6 +101,11 @@ class Answer:
     @property
     def is_cancelled(self) -> bool:
         return self.finish_reason == name_of(generation_pb2.FINISH_REASON_CANCELLED)
+
+    @property
+    def mismatch(self) -> str:
+        """What of a complete answer does not match its schema."""
+        return "" if self.finished is None else self.finished.mismatch
 
     @property
     def cut(self) -> str:
@@ -112,6 +118,8 @@ class Answer:
             )
         if reason == generation_pb2.FINISH_REASON_CONTENT_FILTER:
             return "guardrails ended the answer"
+        if reason == generation_pb2.FINISH_REASON_SCHEMA_MISMATCH:
+            return f"the answer does not match its schema: {self.mismatch}"
         return ""
 
     def as_dict(self) -> dict[str, object]:
@@ -120,9 +128,11 @@ class Answer:
         ttft_s, rate = self.ttft_s, self.tokens_per_s
         calls = {"tool_calls": to_json(self.calls)} if self.calls else {}
         drafts = {"draft_n": self.drafted, "draft_n_accepted": self.accepted} if self.drafted else {}
+        mismatch = {"mismatch": self.mismatch} if self.mismatch else {}
         return (
             calls
             | drafts
+            | mismatch
             | {
                 "request_id": self.request_id,
                 "text": self.text,

@@ -85,10 +85,14 @@ def test_an_answer_that_is_not_whole_says_why() -> None:
         (generation_pb2.FINISH_REASON_STOP, ""),
         (generation_pb2.FINISH_REASON_LENGTH, "--max-tokens"),
         (generation_pb2.FINISH_REASON_CONTENT_FILTER, "guardrails"),
+        (generation_pb2.FINISH_REASON_SCHEMA_MISMATCH, "does not match its schema: 3 is twice"),
     ):
         answer = Answer(sent_at=0.0)
-        answer.take(tokens_pb2.TokenChunk(finished=tokens_pb2.Finished(reason=reason)), 1.0)
+        mismatch = "3 is twice" if reason == generation_pb2.FINISH_REASON_SCHEMA_MISMATCH else ""
+        finished = tokens_pb2.Finished(reason=reason, mismatch=mismatch)
+        answer.take(tokens_pb2.TokenChunk(finished=finished), 1.0)
         assert why in answer.cut
+        assert answer.as_dict().get("mismatch", "") == mismatch
         assert bool(answer.cut) is bool(why)
 
 

@@ -49,7 +49,7 @@ class StreamView:
 
     @property
     def finish_reason(self) -> str:
-        """stop, length, cancelled or content_filter; empty until the end has come."""
+        """stop, length, cancelled, content_filter or schema_mismatch; empty until the end has come."""
         return "" if self.finished is None else name_of(self.finished.reason)
 
     def _chunk_of(self, response: Response) -> tokens_pb2.TokenChunk:

@@ -51,6 +51,7 @@ _REFUSALS = {
     "405": "Another method is needed.",
     "409": "The request id is taken.",
     "413": "The body has too many bytes, values or names.",
+    "422": "The complete answer breaks a part of its schema that cannot be enforced.",
     "429": "A queue or a limit is full.",
     "499": "The request was cancelled.",
     "500": "A defect of the server.",

@@ -11,6 +11,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    422: "api_error",
     429: "rate_limit_error",
     499: "api_error",
     500: "api_error",
