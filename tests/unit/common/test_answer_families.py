@@ -23,8 +23,8 @@ from inferflux.common.answers.parser import AnswerParser
 from inferflux.common.answers.pieces import Piece
 from inferflux.common.chat_templates.probe import prefix_of, reasoning_of, tool_support
 from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
+from inferflux.common.constraints.answers.schemas import parameter_types
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.tools import kinds_of
 from inferflux.v1 import generation_pb2
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat-templates"
@@ -120,9 +120,7 @@ def test_recorded_answers_are_read_as_they_are_meant_in_every_split(fixture: dic
     types = {}
     for tool in fixture["tools"]:
         schema = tool["function"].get("parameters") or {}
-        types[tool["function"]["name"]] = {
-            key: kinds_of(each, schema) for key, each in schema.get("properties", {}).items()
-        }
+        types[tool["function"]["name"]] = parameter_types(schema)
 
     def made() -> AnswerParser:
         return AnswerParser(

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from inferflux.common.constraints import schema as schemas
+from inferflux.common.constraints.answers.schemas import parameter_types
 from inferflux.common.constraints.limits import (
     MAX_FUNCTIONS_BYTES,
     check_function_name,
@@ -70,11 +71,8 @@ class ToolUse:
     def types(self) -> Iterable[generation_pb2.FunctionTypes]:
         """JSON types of the functions' parameters."""
         for function in self.functions:
-            schema = json.loads(function.parameters)
-            yield generation_pb2.FunctionTypes(
-                function=function.name,
-                types={key: kinds_of(each, schema) for key, each in schema.get("properties", {}).items()},
-            )
+            types = parameter_types(json.loads(function.parameters))
+            yield generation_pb2.FunctionTypes(function=function.name, types=types)
 
 
 def schema_bytes(tools: Sequence[inference_pb2.Tool]) -> int:
@@ -167,27 +165,6 @@ def arguments_of(text: str) -> dict[str, Any]:
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {"arguments": text}
-
-
-def kinds_of(schema: Any, root: Any, depth: int = 0) -> str:
-    """JSON types that a schema allows, with commas between them; empty: any."""
-    if not isinstance(schema, dict) or depth > 8:
-        return ""
-    if isinstance(kinds := schema.get("type"), str):
-        return kinds
-    if isinstance(kinds, list):
-        return ",".join(map(str, kinds))
-    if isinstance(ref := schema.get("$ref"), str) and ref.startswith("#/"):
-        target = root
-        for key in ref[2:].split("/"):
-            target = target.get(key) if isinstance(target, dict) else None
-        return kinds_of(target, root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            found = [kinds_of(each, root, depth + 1) for each in schema[key]]
-            return ",".join(dict.fromkeys(",".join(found).split(","))) if all(found) else ""
-    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
-    return "string" if values and all(isinstance(value, str) for value in values) else ""
 
 
 def _arguments_schema(text: str, field: str) -> Schema:

@@ -11,6 +11,7 @@ Schema: TypeAlias = Mapping[str, Any]
 
 TYPES: Final = ("string", "integer", "number", "boolean", "null", "object", "array")
 _DEEPEST = 32
+_MOST_ALTERNATIVES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,23 @@ class Root:
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
 
-    def resolved(self, schema: Any, depth: int = 0) -> Schema:
-        """What a schema says itself: references and `allOf` are put in. {} allows anything."""
+    def resolved(self, schema: Any) -> Schema:
+        """A schema with its references and `allOf` put in. {} allows anything."""
+        return self._resolved(schema, set())
+
+    def _resolved(self, schema: Any, seen: set[str], depth: int = 0) -> Schema:
         if not isinstance(schema, Mapping) or depth > _DEEPEST:
             return {}
         made = dict(schema)
-        others = [self._at(made.pop("$ref"))] if isinstance(made.get("$ref"), str) else []
-        others += made.pop("allOf", [])
+        others = made.pop("allOf", [])
+        pointer = made.get("$ref")
+        if isinstance(pointer, str):
+            del made["$ref"]
+            if pointer not in seen:
+                seen.add(pointer)
+                others = [self._at(pointer), *others]
         for other in others:
-            for key, value in self.resolved(other, depth + 1).items():
+            for key, value in self._resolved(other, seen, depth + 1).items():
                 if key == "properties" and key in made:
                     made[key] = {**value, **made[key]}
                 elif key == "required" and key in made:
@@ -49,24 +58,37 @@ class Root:
                     made.setdefault(key, value)
         return made
 
-    def alternatives(self, schema: Any, depth: int = 0) -> Iterator[Schema]:
-        """Schemas without `anyOf`, of which each has one type at most, and of which a value matches one."""
-        own = self.resolved(schema, depth)
-        unions = own.get("anyOf") or own.get("oneOf")
-        if "const" in own:
-            yield {"enum": [own["const"]]}
-        elif "enum" in own:
-            yield own
-        elif isinstance(unions, list) and depth < _DEEPEST:
-            rest = {k: v for k, v in own.items() if k not in ("anyOf", "oneOf")}
-            for one in unions:
-                both = {**rest, **self.resolved(one, depth + 1)} if "properties" not in rest else one
-                yield from self.alternatives(both, depth + 1)
-        elif isinstance(own.get("type"), list):
-            for kind in own["type"]:
-                yield {**own, "type": kind}
-        else:
-            yield own
+    def alternatives(self, schema: Any) -> Iterator[Schema]:
+        """Schemas without `anyOf`, of which each has one type at most, and of which a value matches one.
+
+        The same alternative comes once. Where there are too many, {} stands for those that are left.
+        """
+        left, seen, n_found = [schema], set[str](), 0
+        while left:
+            own = self.resolved(left.pop())
+            text = json.dumps(own)
+            if text in seen:
+                continue
+            seen.add(text)
+            if len(seen) > _MOST_ALTERNATIVES:
+                yield {}
+                return
+            unions = own.get("anyOf") or own.get("oneOf")
+            if isinstance(unions, list) and not own.keys() & {"const", "enum"}:
+                rest = {k: v for k, v in own.items() if k not in ("anyOf", "oneOf")}
+                is_object = "properties" in rest
+                left += [one if is_object else {**rest, **self.resolved(one)} for one in reversed(unions)]
+                continue
+            n_found += 1
+            if "const" in own:
+                yield {"enum": [own["const"]]}
+            elif isinstance(own.get("type"), list) and "enum" not in own:
+                for kind in own["type"]:
+                    yield {**own, "type": kind}
+            else:
+                yield own
+        if not n_found:  # it refers to nothing but itself
+            yield {}
 
     def object_of(self, schema: Any) -> Object:
         own = self.resolved(schema)
