@@ -78,8 +78,8 @@ async def test_what_is_no_request_is_refused_by_name(
 
 
 LONG = "x " * 30_000
-CALL = {"id": "c", "type": "function", "function": {"name": "f g", "arguments": "{}"}}
-FUNCTION = {"type": "function", "function": {"name": "f g"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f\ng", "arguments": "{}"}}
+FUNCTION = {"type": "function", "function": {"name": "f\ng"}}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ FUNCTION = {"type": "function", "function": {"name": "f g"}}
         ("/v1/responses", {"input": LONG}, "input", "this model's maximum context length is"),
         (
             "/v1/responses",
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f g"}]},
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f\ng"}]},
             "input[0].name",
             "input[0].name: a name is",
         ),
@@ -137,10 +137,16 @@ async def test_a_field_is_named_as_the_client_wrote_it(
 REFUSED_FORMATS: Mapping[str, tuple[dict[str, Any], str]] = {
     "recursion without an end": ({"$ref": "#"}, "response_format.json_schema.schema"),
     "a contradiction": ({"type": "string", "enum": [1, 2]}, "response_format.json_schema.schema"),
-    "17 KB": ({"enum": ["a" * 17_000]}, "response_format.json_schema.schema"),
-    "a bomb": ({"type": "string", "pattern": "(((a{1,99}){1,99}){1,99}){1,99}"}, "response_format"),
+    "a bomb": (
+        {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(300, 340)]},
+        "response_format",
+    ),
+    "66 KB": ({"enum": ["a" * 66_000]}, "response_format.json_schema.schema"),
     "a deep one": (json.loads('{"items":' * 150 + "{}" + "}" * 150), "response_format.json_schema.schema"),
-    "a huge number": ({"minimum": 10**4000}, "response_format.json_schema.schema"),
+}
+LEFT_TO_THE_CHECK: Mapping[str, tuple[dict[str, Any], str]] = {
+    "two at once": ({"type": "object", "not": {"required": ["a", "b"]}}, "not"),
+    "a huge number": ({"minimum": 10**4000}, "minimum"),
 }
 REFUSED_OUTPUTS: Mapping[str, tuple[dict[str, Any], str]] = {
     "10,000 choices": ({"choice": [str(i) for i in range(10_000)]}, "structured_outputs.choice"),
@@ -169,6 +175,25 @@ async def test_a_constraint_that_cannot_be_is_refused_by_the_clients_field(
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
     assert answer.error["param"].startswith(field)
     assert not [job for job in constraining.jobs.values() if job.params.HasField("constraint")]
+
+
+@pytest.mark.parametrize("name", LEFT_TO_THE_CHECK)
+async def test_what_no_mask_can_hold_is_left_to_the_check_unless_the_schema_is_strict(
+    http: HttpClient, constraining: Backend, name: str
+) -> None:
+    schema, keyword = LEFT_TO_THE_CHECK[name]
+    wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    request_id = f"bad-{name.replace(' ', '-')}"
+    calling = asyncio.create_task(http.chat(request_id, response_format=wanted))
+    job = await constraining.job(request_id)
+    assert keyword not in json.loads(job.params.constraint.json_schema)
+    await constraining.finish(job, n=1)
+    answer = await calling
+    assert (answer.status, answer.headers["x-inferflux-unenforced"]) == (200, f"{keyword} (#)")
+    wanted["json_schema"]["strict"] = True
+    answer = await http.chat(response_format=wanted)
+    assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+    assert answer.error["param"].startswith("response_format")
 
 
 @pytest.mark.parametrize(
