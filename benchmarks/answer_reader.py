@@ -1,4 +1,4 @@
-"""What reading an answer costs: the time of each part of a call with long arguments, family by family.
+"""Measure what reading an answer costs: the time of each part of a long call, family by family.
 
 .venv/bin/python -m benchmarks.answer_reader [--bytes N] [--part N]
 """

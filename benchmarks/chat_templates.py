@@ -148,7 +148,7 @@ def main() -> int:
 
 
 def _loses(expected: str, case: str, ours: str) -> bool:
-    """Whether a prompt lacks a text of its case that another one has, or spells parts out as Python does."""
+    """Return whether a prompt lacks a text that another one has, or spells parts out as Python does."""
     messages, tools, _ = CASES[case]
     texts = [
         part["text"] for each in messages if isinstance(each["content"], list) for part in each["content"]

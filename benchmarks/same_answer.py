@@ -1,4 +1,4 @@
-"""Which answers change with what else is cached or runs: `python -m benchmarks.same_answer MODEL`.
+"""Find answers that change with what else is cached or runs: `python -m benchmarks.same_answer MODEL`.
 
 Each prompt is answered greedily by an engine that is empty, and again with a cache full of other prompts,
 after the same prompt, beside eight others, after it was evicted half way, and by a new engine that is given

@@ -35,7 +35,7 @@ def made(family: Family, folder: Path, *, is_small: bool) -> Path | str:
 
 
 def tried(path: Path) -> dict[str, str]:
-    """What an engine does with a model, by column."""
+    """Try what an engine does with a model, by column."""
     done = _run("architectures.trying", str(path))
     if done.returncode == 0:
         found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

@@ -104,7 +104,7 @@ class Answer:
 
     @property
     def mismatch(self) -> str:
-        """What of a complete answer does not match its schema."""
+        """Describe the part of a complete answer that does not match its schema."""
         return "" if self.finished is None else self.finished.mismatch
 
     @property

@@ -105,7 +105,7 @@ def abilities(card: model_pb2.ModelCard) -> list[str]:
 
 
 def paths_without(card: model_pb2.ModelCard) -> list[str]:
-    """What its engine does without, or without a part of, and why."""
+    """List what its engine does without, or without a part of, and why."""
     return [f"{_path_name(path)}: {escape(path.reason)}" for path in card.paths if path.reason]
 
 

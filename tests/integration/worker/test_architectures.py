@@ -25,7 +25,7 @@ HERE = ("deepseek2", "qwen35", "rwkv7")
 
 
 def run(module: str, *arguments: str) -> str:
-    """What a module prints."""
+    """Return what a module prints."""
     env = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], capture_output=True, text=True, env=env, check=False

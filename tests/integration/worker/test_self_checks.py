@@ -1,4 +1,4 @@
-"""What an engine finds out about itself at its start: rounding is no defect, and each defect is found."""
+"""An engine's checks of itself at its start: rounding is no defect, and each defect is found."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def compiled(**constraint: Any) -> Compiled:
 
 
 def allows(made: Compiled, answer: str) -> bool:
-    """Whether this may be the whole answer."""
+    """Return whether this may be the whole answer."""
     matcher = made.matcher.deep_copy()
     ids = vocab().tokenize(answer.encode(), add_special=False, parse_special=False)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

@@ -1,4 +1,4 @@
-"""What a grammar lets through, readers read: random answers under masks are whole calls of their schemas."""
+"""Readers read what a grammar lets through: random answers under masks are whole calls of their schemas."""
 
 from __future__ import annotations
 

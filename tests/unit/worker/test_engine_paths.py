@@ -1,4 +1,4 @@
-"""What an engine says of the ways to compute that it found to work."""
+"""An engine's report of the ways to compute that it found to work."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ PIECES = {7: b"\n</think>", 8: b"\n\n"}
 
 
 def generated(reasoning: Reasoning, pieces: list[bytes]) -> list[bytes]:
-    """What comes where the model would say `pieces`, one after the other."""
+    """Return what comes where the model would say `pieces`, one after the other."""
     said = []
     for piece in pieces:
         said.append(PIECES[reasoning.forced[0]] if reasoning.forced else piece)

@@ -25,7 +25,7 @@ _INSTEAD = f"`--model {DEMO}` serves the 3 MB model that comes with InferFlux, `
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a stack is to serve; `name`: empty: as its file is called; `mmproj`: None: it has no projector."""
+    """The model of a stack; `name`: empty: as its file is called; `mmproj`: None: it has no projector."""
 
     path: Path
     name: str = ""
@@ -64,7 +64,7 @@ def choose(wanted: str, state_dir: Path, console: Console) -> Chosen:
 
 
 def is_path(wanted: str) -> bool:
-    """Whether a file is meant: sources and names have no such ends and beginnings."""
+    """Return whether a file is meant: sources and names have no such ends and beginnings."""
     if wanted.startswith(_SOURCES):
         return False
     return wanted.endswith(".gguf") or wanted.startswith(("/", "./", "../", "~")) or Path(wanted).exists()

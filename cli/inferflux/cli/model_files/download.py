@@ -148,7 +148,7 @@ def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _why(said: str) -> str:
-    """What pip said last of why it has nothing."""
+    """Pip's last line about why it has nothing."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any("No module named pip" in line for line in lines):
         return f"{sys.executable} has no pip, which finds it in the package index"

@@ -14,7 +14,7 @@ _SAMPLE_BYTES = 4
 MAX_SAMPLES = 8 << 20
 """Of a sound: five minutes of 27,962 samples a second."""
 FEWEST_SAMPLES = 2
-"""Of a sound: libmtmd ends the process over fewer."""
+"""The least samples of a sound: libmtmd ends the process over fewer."""
 MAX_SOUND_BYTES = _HEAD.size + _SAMPLE_BYTES * MAX_SAMPLES
 _MAX_RATE = 1 << 20
 

@@ -65,7 +65,7 @@ class Held:
 
 
 class Constraints:
-    """What does not compile is refused before anything is queued, by the name of its field.
+    """Check constraints. One that does not compile is refused before anything is queued, by its field's name.
 
     Of a schema that llguidance refuses, more and more is left to the check of the complete answer.
     """
@@ -255,7 +255,7 @@ class Constraints:
 
 
 def _is_too_much(error: InvalidArgument) -> bool:
-    """Whether less of the schemas may be taken: one that nothing matches stays so."""
+    """Return whether less of the schemas may be taken: one that nothing matches stays so."""
     return error.reason == "BAD_CONSTRAINT" and NOTHING_MATCHES not in error.message
 
 

@@ -165,7 +165,7 @@ class Generation:
         return self._served_as
 
     def serves(self, name: str, *, digest: str = "", prompt_tokens: int = 0) -> None:
-        """Which model answers, with its adapter, the digest of its file, and how long the prompt is."""
+        """Note which model answers, with its adapter, the digest of its file, and how long the prompt is."""
         self._served_as, self.digest, self.prompt_tokens = name, digest, prompt_tokens
 
     def note_prompt(self, text: str) -> None:

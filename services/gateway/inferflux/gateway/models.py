@@ -276,7 +276,7 @@ class ModelRegistry:
         return name
 
     def _stands_for_one(self, name: str) -> bool:
-        """Whether a name, or none, stands for a model, an alias, or an adapter of a model."""
+        """Return whether a name, or none, stands for a model, an alias, or an adapter of a model."""
         base, adapter = adapters.split(name)
         return (
             self.is_split(name)

@@ -271,7 +271,7 @@ class Pipeline:
         await self._services.canceller.cancel(caller.tenant, request_id)
 
     async def describe(self, caller: Caller, name: str) -> tokenizer_pb2.TokenizerDescribed:
-        """What programs that tokenize for themselves ask of a model.
+        """Describe a tokenizer to programs that tokenize for themselves.
 
         Raises:
             PermissionDenied: the caller may not use the model.

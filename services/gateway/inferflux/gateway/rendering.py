@@ -77,7 +77,7 @@ class Asked:
 
     @classmethod
     def of(cls, chat: tokenizer_pb2.RenderChat) -> Asked:
-        """What a request to the tokenizer process says. Its fields have been checked."""
+        """Read a request to the tokenizer process. Its fields have been checked."""
         switches = json.loads(chat.chat_template_kwargs) if chat.chat_template_kwargs else {}
         return cls(
             switches,
@@ -166,7 +166,7 @@ class TemplateRenderer:
 
     @cached_property
     def support(self) -> ToolSupport:
-        """Which tools it takes, and how its model calls them."""
+        """Find out which tools it takes, and how its model calls them."""
         return tool_support(self._template.trial)
 
     def render(
@@ -248,7 +248,7 @@ class TemplateRenderer:
 
 
 def _texts_of(syntax: generation_pb2.AnswerSyntax) -> list[str]:
-    """What the model writes around thoughts, content and calls."""
+    """List what the model writes around thoughts, content and calls."""
     calls, channels = syntax.calls, syntax.channels
     return [
         *(syntax.thought.begin, syntax.thought.end, syntax.content_begin, syntax.content_end),
@@ -258,5 +258,5 @@ def _texts_of(syntax: generation_pb2.AnswerSyntax) -> list[str]:
 
 
 def _is_marker(spelling: str) -> bool:
-    """Whether a token may be a part of a prompt's structure: blanks and words are not."""
+    """Return whether a token may be a part of a prompt's structure: blanks and words are not."""
     return not spelling.isspace() and not spelling.isalnum()

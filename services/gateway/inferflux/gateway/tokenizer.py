@@ -94,7 +94,7 @@ class Tokenizer:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_CONSTRAINT, str(error)) from None
 
     def described(self) -> tokenizer_pb2.TokenizerDescribed:
-        """What programs that tokenize for themselves ask of it."""
+        """Describe it to programs that tokenize for themselves."""
         return tokenizer_pb2.TokenizerDescribed(
             chat_template=self._vocab.chat_template or "", **self._vocab.template_tokens
         )

@@ -98,7 +98,7 @@ class Tokenizers:
         return (await self._model(digest).work(request, field="messages")).chat
 
     async def describe(self, digest: str) -> tokenizer_pb2.TokenizerDescribed:
-        """What programs that tokenize for themselves ask of a model; raises as `render_chat`."""
+        """Describe a tokenizer to programs that tokenize for themselves; raises as `render_chat`."""
         work = tokenizer_pb2.DescribeTokenizer()
         request = tokenizer_pb2.TokenizerRequest(digest=digest, describe=work)
         return (await self._model(digest).work(request, field="model")).described

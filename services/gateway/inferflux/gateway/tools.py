@@ -52,7 +52,7 @@ class ToolUse:
     def constraint(
         self, chat: tokenizer_pb2.RenderedChat, content: generation_pb2.StructuredConstraint | None = None
     ) -> generation_pb2.ToolCallsConstraint:
-        """What holds the answer to a rendered prompt to these tools.
+        """Make the constraint that holds the answer to a rendered prompt to these tools.
 
         Args:
             content: what an answer without calls has to look like; None: any text.

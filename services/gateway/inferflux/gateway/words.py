@@ -15,7 +15,7 @@ _BYTES_OF_TOKEN, _BYTES_OF_SCORE = 4, 16
 
 
 class TokenizesTexts(Protocol):
-    """Who tokenizes; `inferflux.gateway.tokenizers.Tokenizers` does."""
+    """A tokenizer of texts, such as `inferflux.gateway.tokenizers.Tokenizers`."""
 
     async def tokenize_bare(
         self, digest: str, texts: Sequence[str], *, field: str
@@ -60,7 +60,7 @@ async def in_tokens(
 
 
 def check_scores(params: generation_pb2.GenerationParams, *, prompt_tokens: int, has_images: bool) -> None:
-    """What is told of a prompt's tokens fits into a message.
+    """Check that what is told of a prompt's tokens fits into a message.
 
     Raises:
         InvalidArgument: it does not, or some of them stand for images.

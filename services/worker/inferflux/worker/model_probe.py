@@ -86,7 +86,7 @@ def _try_tokenizer(model: ModelFile) -> ToolSupport | None:
 
 
 def _support_of(vocab: Vocab) -> ToolSupport | None:
-    """What its chat template does with tools. One that does not end within its time does nothing."""
+    """Find out what its chat template does with tools. One that does not end within its time does nothing."""
     source = vocab.tool_template or vocab.chat_template
     if source is None:
         return None

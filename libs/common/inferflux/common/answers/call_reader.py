@@ -69,7 +69,7 @@ class CallReader:
         self._is_listed = False
 
     def is_empty_run(self) -> Steps[bool]:
-        """Whether a run begins and ends here without a call; it is read then."""
+        """Return whether a run begins and ends here without a call; it is read then."""
         begin, end = self._spelling.begin, self._spelling.end
         if not begin or not end or not begin[0].is_distinct or not end[-1].is_distinct:
             return False
@@ -93,7 +93,7 @@ class CallReader:
 
     @property
     def has_name(self) -> bool:
-        """Whether the call that is read has the name of a function."""
+        """Return whether the call that is read has the name of a function."""
         return bool(self._call.name)
 
     def one(self, name: str) -> Steps[bool]:
@@ -167,7 +167,7 @@ class CallReader:
         return True
 
     def _is_noise_before(self, part: Part) -> Steps[bool]:
-        """Whether a run has begun, and the marker of its first call follows some words."""
+        """Return whether a run has begun, and the marker of its first call follows some words."""
         spelling = self._spelling
         if not (spelling.begin and spelling.head and part is spelling.head[0] and part.is_distinct):
             return False
@@ -375,7 +375,7 @@ class CallReader:
         return False
 
     def _is_in_list(self) -> Steps[bool]:
-        """Whether another object follows before what ends the call."""
+        """Return whether another object follows before what ends the call."""
         tape = self._tape
         if self._is_listed:
             yield from tape.blanks()
@@ -390,5 +390,5 @@ class CallReader:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether the next call is an object without a marker of its own."""
+        """Return whether the next call is an object without a marker of its own."""
         return self._spelling.form is not None and (self._is_listed or not self._spelling.head)

@@ -98,7 +98,7 @@ class ParameterReader:
     def _is_end(
         self, stop: str, keys: Collection[str], types: Mapping[str, str], parts: Sequence[str]
     ) -> Steps[bool]:
-        """Whether the marker that comes next ends the value."""
+        """Return whether the marker that comes next ends the value."""
         first, end = self._spelling.before_key, self._spelling.after_value
         if stop == first and stop != end:
             return (yield from self._is_next_key(keys, types, parts))
@@ -119,7 +119,7 @@ class ParameterReader:
     def _is_next_key(
         self, keys: Collection[str], types: Mapping[str, str], parts: Sequence[str]
     ) -> Steps[bool]:
-        """Whether a value without its closing marker ends where the next parameter begins."""
+        """Return whether a value without its closing marker ends where the next parameter begins."""
         after = self._spelling.value_blanks[1]
         written = next((part for part in reversed(parts) if part), "")
         if after and not written.endswith(after):

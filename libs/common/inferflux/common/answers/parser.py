@@ -98,7 +98,7 @@ class AnswerParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what comes next is reasoning, or ends it."""
+        """Return whether what comes next is reasoning, or ends it."""
         return self._thinks or (self._may_think and self._reasoning == OPEN)
 
     def push(self, text: str) -> list[Piece]:
@@ -272,7 +272,7 @@ class AnswerParser:
                 self.add_arguments(piece.text)
 
     def _is_begun(self, opening: str, n_before: int) -> bool:
-        """Whether what is not complete is surely a call: it is dropped. A marker without anything is, too."""
+        """Return whether an incomplete text is surely a call, which is dropped; so is a marker alone."""
         calls = self._calls
         if calls is None:
             return False
@@ -358,7 +358,7 @@ class AnswerParser:
             yield
 
     def _is_plain(self, text: str) -> bool:
-        """Whether what follows the prompt's end is no header."""
+        """Return whether what follows the prompt's end is no header."""
         if not self._prefix or not text.startswith(self._prefix):
             return False
         rest = text.removeprefix(self._prefix).lstrip()

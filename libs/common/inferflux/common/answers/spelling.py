@@ -28,12 +28,12 @@ class Part:
 
     @property
     def is_distinct(self) -> bool:
-        """Whether no ordinary text has it."""
+        """Return whether no ordinary text has it."""
         return not self.is_placeholder and bool(_DISTINCT.search(self.text))
 
     @property
     def is_optional(self) -> bool:
-        """Whether models leave it out: a word without any sign of structure."""
+        """Return whether models leave it out: a word without any sign of structure."""
         return not self.is_placeholder and not _MARKER.search(self.text)
 
 
@@ -85,7 +85,7 @@ class ObjectForm:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What readers need of a `CallSyntax`.
+    """The parts of a `CallSyntax` that readers need.
 
     Attributes:
         begin, head: markers before the first call of a run, and before a call's arguments.
@@ -110,7 +110,7 @@ class Spelling:
 
     @property
     def opening(self) -> list[Part]:
-        """What may come before a call's name, or its object."""
+        """List what may come before a call's name, or its object."""
         names = [i for i, part in enumerate(self.head) if part == Part("name", is_placeholder=True)]
         return [*self.begin, *self.head[: names[0] if names else len(self.head)]]
 

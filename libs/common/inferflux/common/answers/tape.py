@@ -48,7 +48,7 @@ class Markers:
 
 
 class Tape:
-    """What of a text is not read yet, and what of it may be read again.
+    """A text's unread rest, and what of it may be read again.
 
     Attributes:
         is_final: nothing follows.
@@ -83,7 +83,7 @@ class Tape:
         return self._n_before + self._at
 
     def peek(self, n: int) -> str:
-        """What comes next, at most `n` characters."""
+        """Return what comes next, at most `n` characters."""
         return self._text[self._at : self._at + n]
 
     def feed(self, part: str) -> None:
@@ -122,7 +122,7 @@ class Tape:
         return self._text.startswith(text, self._at)
 
     def may_become(self, text: str) -> bool:
-        """Whether all that is left is a beginning of `text`, but not all of it, and more may come."""
+        """Return whether all that is left is a beginning of `text`, but not all of it, and more may come."""
         left = len(self._text) - self._at
         return not self.is_final and left < len(text) and self._text.endswith(text[:left])
 
@@ -142,7 +142,7 @@ class Tape:
         return self.take(len(self._text) - self._at)
 
     def take_before(self, markers: Markers) -> tuple[str, str | None]:
-        """What comes before the next marker, and that marker, which is not read.
+        """Take what comes before the next marker, and name that marker, which is not read.
 
         Without one: what cannot be the beginning of one.
         """
@@ -166,7 +166,7 @@ class Tape:
             yield
 
     def taking(self, text: str) -> Steps[bool]:
-        """Whether `text` comes next; it is read then."""
+        """Return whether `text` comes next; it is read then."""
         while self.may_become(text):
             yield
         is_next = self.starts_with(text)
@@ -186,7 +186,7 @@ class Tape:
         return found
 
     def taking_until(self, text: str, most: int) -> Steps[str | None]:
-        """What comes before `text`, which is read too; None where that is more than `most` characters."""
+        """Take what comes before `text`, which is read too; None beyond `most` characters."""
         while True:
             ahead = self.peek(most + len(text))
             at = ahead.find(text)
@@ -217,7 +217,7 @@ class Tape:
                 yield
 
     def until(self, stops: Markers) -> Steps[str | None]:
-        """What comes before one of the stops, which is not read; None where none comes."""
+        """Take what comes before one of the stops, which is not read; None where none comes."""
         parts: list[str] = []
         while True:
             text, stop = self.take_before(stops)

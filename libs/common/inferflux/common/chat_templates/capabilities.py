@@ -41,7 +41,7 @@ THINK, END_THINK = "<think>", "</think>"
 
 
 class Content(Enum):
-    """What a role's content may be."""
+    """The forms that a role's content may have."""
 
     TEXT = 1
     PARTS = 2
@@ -73,7 +73,7 @@ class Thoughts:
 
 
 class Capabilities:
-    """Of one template. Properties may be asked for by several threads.
+    """Capabilities of one template. Several threads may ask for them.
 
     Args:
         template: what renders.
@@ -92,7 +92,7 @@ class Capabilities:
 
     @cached_property
     def knows_developer(self) -> bool:
-        """Whether `developer` is a role of its own. Many templates show any role, under its name."""
+        """Return whether `developer` is a role of its own. Many templates show any role, under its name."""
         if not self._template.knows("developer"):
             return False
         return self.shows([_said("developer"), _said("user", _OTHER)], _TEXT, _OTHER)
@@ -103,12 +103,12 @@ class Capabilities:
 
     @cached_property
     def takes_several_systems(self) -> bool:
-        """Whether the first messages may be several of the system's."""
+        """Return whether the first messages may be several of the system's."""
         return self.shows([_said("system"), _said("system", _RESULT), _said("user", _OTHER)], _TEXT, _RESULT)
 
     @cached_property
     def takes_late_systems(self) -> bool:
-        """Whether the system may speak later on."""
+        """Return whether the system may speak later on."""
         messages = [
             *([_said("system", _THOUGHT)] if self.takes_system else []),
             _said("user"),
@@ -121,12 +121,12 @@ class Capabilities:
 
     @cached_property
     def takes_runs(self) -> bool:
-        """Whether a role may speak twice in a row."""
+        """Return whether a role may speak twice in a row."""
         return self._rendered([_said("user"), _said("user", _OTHER)]) is not None
 
     @cached_property
     def takes_long_ids(self) -> bool:
-        """Whether ids of calls may have another form than 9 letters and digits."""
+        """Return whether ids of calls may have another form than 9 letters and digits."""
         return (
             self._rendered(self._called(call_id=_LONG_ID)) is not None
             or self._rendered(self._called()) is None
@@ -134,7 +134,7 @@ class Capabilities:
 
     @cached_property
     def takes_several_calls(self) -> bool:
-        """Whether a message may have more than one call."""
+        """Return whether a message may have more than one call."""
         messages = self._called(content=None if self.wants_null_content else "")
         (call,) = messages[1]["tool_calls"]
         other = "Qother valueQ"
@@ -146,18 +146,18 @@ class Capabilities:
 
     @cached_property
     def arguments_are_text(self) -> bool:
-        """Whether arguments of calls have to be JSON text, not an object."""
+        """Return whether arguments of calls have to be JSON text, not an object."""
         as_object, as_text = (self._rendered(_conversation(form, "")) for form in (False, True))
         return _has(as_text, _VALUE) and not _has(as_object, _VALUE)
 
     @cached_property
     def wants_null_content(self) -> bool:
-        """Whether calls are shown only where their message's content is null."""
+        """Return whether calls are shown only where their message's content is null."""
         return not self.shows(self._called(), _VALUE) and self.shows(self._called(content=None), _VALUE)
 
     @cached_property
     def shows_calls(self) -> bool:
-        """Whether calls in the history are shown."""
+        """Return whether calls in the history are shown."""
         content = None if self.wants_null_content else ""
         return self.shows(self._called(content=content), _VALUE)
 
@@ -174,7 +174,7 @@ class Capabilities:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the model is told of tools."""
+        """Return whether the model is told of tools."""
         conversations = (self._called(), self._called()[:2], self._called()[:1])
         return any(_has(self._rendered(messages), DESCRIPTION) for messages in conversations)
 
@@ -196,7 +196,7 @@ class Capabilities:
 
     @cached_property
     def thinks(self) -> bool:
-        """Whether its models think, as far as the template tells."""
+        """Return whether its models think, as far as the template tells."""
         return self.thoughts.place is not Place.NONE or "reasoning_effort" in self._template.variables
 
     @cached_property
@@ -218,7 +218,7 @@ class Capabilities:
         return "\n".join([self._template.source, *filter(None, texts)])
 
     def accepts(self, switches: Json) -> bool:
-        """Whether a short conversation is rendered with these."""
+        """Return whether a short conversation is rendered with these."""
         return self._rendered([_said("user")], switches) is not None
 
     def _content(self, role: str) -> Content:
@@ -229,7 +229,7 @@ class Capabilities:
         return Content.PARTS if parts else Content.TEXT
 
     def _shows_content(self, role: str, content: Any) -> bool:
-        """Whether a content is shown as text, not as Python or JSON spell it."""
+        """Return whether a content is shown as text, not as Python or JSON spell it."""
         message = {"role": role, "content": content}
         match role:
             case "system" | "developer":
@@ -244,7 +244,7 @@ class Capabilities:
         return text is not None and _TEXT in text and not _is_spelt_out(text)
 
     def _shows_thought(self, keys: Json, content: Any) -> bool:
-        """Whether a thought is shown in any of the histories in which templates show them."""
+        """Return whether a thought is shown in any of the histories in which templates show them."""
         said = {"role": "assistant", **keys, "content": content}
         with_calls = [*self._called(content=content, **keys)]
         bare_calls = [*self._called(**keys)] if keys else with_calls
@@ -278,7 +278,7 @@ class Capabilities:
         return _conversation(self.arguments_are_text, content, call_id, **keys)
 
     def shows(self, messages: Sequence[Json], *texts: str) -> bool:
-        """Whether messages are rendered with all of these texts."""
+        """Return whether messages are rendered with all of these texts."""
         text = self._rendered(messages)
         return text is not None and all(each in text for each in texts)
 

@@ -159,7 +159,7 @@ def _with_single_calls(messages: Sequence[Message], reads: Capabilities) -> Iter
 
 
 def _in_turns(messages: Iterable[Message], reads: Capabilities) -> list[Message]:
-    """What one speaker says in a row as one message, where the template wants speakers to take turns."""
+    """Join what one speaker says in a row, where the template wants speakers to take turns."""
     turns: list[Message] = []
     for message in messages:
         if (

@@ -264,8 +264,8 @@ class _Text:
         self.tail = after.removeprefix(end.replace(KEYS[0], KEYS[1]))
 
     def second(self, two: str) -> tuple[str, str] | None:
-        """Of an answer with a second call: what is between the first call's arguments and its name, and
-        between that and its own arguments."""
+        """Find, in an answer with a second call, the text between the first call's arguments and its name,
+        and the text between that and its own arguments."""
         other = _Text(two[two.find(self.head) if self.head else 0 :])
         at = other.tail.find(NAMES[1])
         if not other.is_readable or at < 0:

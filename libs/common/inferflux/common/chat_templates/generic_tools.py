@@ -39,7 +39,7 @@ def with_generic_tools(
 
 
 def can_tell_tools(reads: Capabilities) -> bool:
-    """Whether the template shows such a text."""
+    """Return whether the template shows such a text."""
     user = "Qgeneric userQ"
     told = with_generic_tools([Message("user", (user,))], [dict(TOOL)], reads)
     return reads.shows(as_read(told, reads), DESCRIPTION, user)

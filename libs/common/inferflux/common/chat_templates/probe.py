@@ -115,7 +115,7 @@ def _completed(syntax: generation_pb2.AnswerSyntax, source: str) -> generation_p
 
 
 def support_of(source: str, tokens: dict[str, str]) -> ToolSupport | None:
-    """What a template does with tools; None where it is none.
+    """Find out what a template does with tools; None where it is none.
 
     Args:
         source: of the template for tools, where a model has one of its own.

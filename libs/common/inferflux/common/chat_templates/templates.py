@@ -67,7 +67,7 @@ class ChatTemplate:
         return self._compared.get(variable, frozenset())
 
     def knows(self, word: str) -> bool:
-        """Whether a text, or the name of an attribute, is in the template's code."""
+        """Return whether a text, or the name of an attribute, is in the template's code."""
         return word in self._words
 
     def words_like(self, pattern: str) -> list[str]:
@@ -111,7 +111,7 @@ class ChatTemplate:
             return self._render(messages, [], variables)
 
     def _variables(self, tools: Sequence[Mapping[str, Any]]) -> Json:
-        """What templates find beside messages, where they look for it."""
+        """Return what templates find beside messages, where they look for it."""
         given: Json = dict(self.tokens)
         given |= {name: text for name, text in today().items() if name in self.variables}
         if "functions" in self.variables:

@@ -79,7 +79,7 @@ def _schema_check(schema: Any) -> Check:
 
 
 def _content_check(constraint: generation_pb2.StructuredConstraint) -> Check:
-    """What is around the content, such as a thought, is not looked at."""
+    """The check does not look at what is around the content, such as a thought."""
     alone = generation_pb2.StructuredConstraint()
     alone.CopyFrom(constraint)
     alone.ClearField("syntax")

@@ -166,7 +166,7 @@ def _answer(
 
 
 def _prefix_of(constraint: generation_pb2.StructuredConstraint) -> str:
-    """What the grammar has before the answer. That of messages begins behind the first one's header."""
+    """Return the grammar's prefix. A grammar of messages begins behind the first one's header."""
     of = constraint.tool_calls if constraint.HasField("tool_calls") else constraint
     return "" if of.syntax.HasField("channels") else of.prefix
 

@@ -1,4 +1,4 @@
-"""Whether no value matches two schemas at once, as far as their text shows it (pure)."""
+"""Return whether no value matches two schemas at once, as far as their text shows it (pure)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Disjoint:
         self._left = _MOST_STEPS
 
     def are_all(self, schemas: Sequence[Json], beside: Mapping[str, Json]) -> bool:
-        """Whether every two of them are.
+        """Return whether every two of them are.
 
         Args:
             beside: the schema that they are alternatives of, which holds for all.
@@ -77,7 +77,7 @@ class Disjoint:
     def _are_objects(
         self, one: dict[str, Json], other: dict[str, Json], required: frozenset[str], depth: int
     ) -> bool:
-        """Whether a name that comes in any case cannot have what both say of it."""
+        """Return whether a name that comes in any case cannot have what both say of it."""
         names = required | set(one.get("required", ())) | set(other.get("required", ()))
         return any(
             self._are(_property(one, name), _property(other, name), frozenset(), depth + 1) for name in names

@@ -7,13 +7,13 @@ from typing import Final
 FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-"""Those that masks enforce."""
+"""Formats that masks enforce."""
 
 CHECKED_FORMATS: Final = frozenset(
     {"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex"}
     | {"relative-json-pointer", "uri-reference", "uri-template"}
 )
-"""Those that are only checked when the answer ends."""
+"""Formats that are only checked when the answer ends."""
 
 _DAY = (
     "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -33,4 +33,4 @@ EXPRESSIONS: Final = {
     "date-time": f"^(?:{_DAY}|{_LEAP_DAY})[tT]{_TIME}$",
     "email": f"^{_LOCAL}@{_LABEL}(?:[.]{_LABEL}){{0,3}}$",
 }
-"""What they match is valid: a 29th of February in leap years alone, no leap second, no long address."""
+"""Every match is valid: a 29th of February in leap years alone, no leap second, no long address."""

@@ -43,7 +43,7 @@ class Narrowing:
         self._choices: list[tuple[Object, str]] = []
 
     def narrowed(self, schema: Object, checked: Object, path: str) -> Json:
-        """What masks hold of a schema.
+        """Return what masks hold of a schema.
 
         Args:
             schema: its keywords, with what masks hold of the schemas inside; it is used up. A pattern that

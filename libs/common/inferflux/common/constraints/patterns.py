@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 MOST_CHARS = 64 << 10
-"""Of an expression whose classes are spelled out: `\\S` alone takes 36."""
+"""The length of an expression whose classes are spelled out: `\\S` alone takes 36."""
 
 Range = tuple[int, int]
 """Code points from the first to the last one."""
@@ -324,7 +324,7 @@ def _spelled(ranges: list[Range], *, for_masks: bool) -> str:
 
 
 def _without_controls(ranges: list[Range]) -> list[Range]:
-    """Of a class with most control characters, and others, the ends of lines and the tab are left, if any."""
+    """Keep the ends of lines and the tab of a class that has most control characters, and others."""
     rest = [(max(first, _CONTROLS[1] + 1), last) for first, last in ranges if last > _CONTROLS[1]]
     if not rest or ranges[0] != (0, ranges[0][1]) or ranges[0][1] < 0x08:
         return ranges

@@ -43,7 +43,7 @@ class References:
                     self._places.setdefault(f"{resource}#{anchor}", path)
 
     def base_of(self, path: str) -> str:
-        """What references at a place are relative to."""
+        """Return what references at a place are relative to."""
         while path not in self._bases:
             path = path.rpartition("/")[0]
         return self._bases[path]

@@ -30,7 +30,7 @@ LEVELS: Final = 4
 """How much of a schema may be left to the check: from 0, all that masks can hold, to 3, the type alone."""
 
 NOTHING_MATCHES: Final = "no answer satisfies it"
-"""What is said of a constraint that nothing can match."""
+"""The message about a constraint that nothing can match."""
 
 _MOST_NAMED, _MOST_SHOWN = 16, 120
 _SAFE = " /:@!$&'()*+,;=-._~[]{}#?\"^`|<>"
@@ -241,7 +241,7 @@ class _Reader:
         return reference, reference
 
     def _name_for(self, place: str) -> str:
-        """Of its place, in letters that need no escape."""
+        """Name a definition by its place, in letters that need no escape."""
         plain = "".join(char if char.isascii() and char.isalnum() else "_" for char in place[2:])[-60:]
         taken = self._names.values()
         return plain if plain not in taken else f"{plain}_{len(taken)}"
@@ -391,4 +391,4 @@ _KEYWORDS: Final[dict[str, Callable[[_Reader, Json, str, int], Pair | None]]] = 
 }
 
 KEYWORDS: Final = frozenset(_KEYWORDS)
-"""Those that are enforced, or checked when the answer ends."""
+"""Keywords that are enforced, or checked when the answer ends."""

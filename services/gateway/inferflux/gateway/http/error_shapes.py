@@ -31,7 +31,7 @@ def shape_of(path: str, headers: Sequence[tuple[str, str]]) -> Shape:
 
 
 def is_anthropic(headers: Sequence[tuple[str, str]]) -> bool:
-    """Whether they are those of Anthropic's clients."""
+    """Return whether they are those of Anthropic's clients."""
     return any(name == _VERSION for name, _ in headers)
 
 

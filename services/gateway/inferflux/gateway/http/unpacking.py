@@ -25,7 +25,7 @@ class Unpack(Protocol):
 
 
 def unpacker(encoding: str) -> Unpack:
-    """What unpacks a body's pieces, in order.
+    """Choose what unpacks a body's pieces, in order.
 
     Args:
         encoding: as the header `content-encoding` has it.

@@ -12,7 +12,7 @@ Ids = NDArray[np.int64]
 
 
 class Bans:
-    """What a request bans. It follows from the tokens that were generated alone.
+    """The tokens that a request bans. They follow from the generated tokens alone.
 
     Args:
         words: token runs, of which none may be complete.
@@ -56,7 +56,7 @@ class Bans:
 
     @property
     def ids(self) -> Ids:
-        """Those that may not come next."""
+        """Return the tokens that may not come next."""
         recent = tuple(self._recent)
         banned = list(self._single)
         banned += (word[-1] for word in self._longer if recent[len(recent) + 1 - len(word) :] == word[:-1])

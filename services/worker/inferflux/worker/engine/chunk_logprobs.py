@@ -11,7 +11,7 @@ _REPLACED = "\ufffd"
 
 
 class PieceTexts(Protocol):
-    """What of a vocabulary is told of a token."""
+    """The texts of a vocabulary's tokens."""
 
     def piece(self, token: int) -> bytes: ...
 

@@ -124,7 +124,7 @@ def _is_stopped(sequence: Sequence) -> bool:
 
 
 def _verdict(sequence: Sequence, check: Future[str]) -> Settled:
-    """What comes of a checked answer."""
+    """The result of a check."""
     try:
         return Settled(sequence, mismatch=check.result())
     except CheckError as error:

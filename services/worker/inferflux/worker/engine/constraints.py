@@ -31,7 +31,7 @@ Mask = NDArray[np.int32]
 
 
 class Masking(Protocol):
-    """Which tokens may come next."""
+    """A matcher that computes which tokens may come next."""
 
     def fill(self, mask: Mask) -> bool:
         """Set the bits of the tokens that may come next; False if there are none."""
@@ -44,7 +44,7 @@ class Masking(Protocol):
 
 
 class Constraint(Masking, Protocol):
-    """What of a constraint a sequence and its sampling need.
+    """The part of a constraint that a sequence and its sampling need.
 
     `fill` sets `error` if no token may come next, unless it looks ahead.
     """

@@ -401,7 +401,7 @@ class Engine:
         self._report.has_news = True
 
     def _learn(self, plan: StepPlan, seconds: float) -> None:
-        """What a step of the main context, or the prefill context, took."""
+        """Note what a step of the main context, or the prefill context, took."""
         self._observe_prefill(plan, seconds)
         self._budget.observe(
             plan.n_prefill,
@@ -475,7 +475,7 @@ class Engine:
         return self._steps.plan(adapter, groups, self._memory.prefill_room), len(groups)
 
     def _has_room_apart(self, sequence: Sequence) -> bool:
-        """Whether a deterministic sequence has its cells; any other needs none. Parked ones give way."""
+        """Return whether a deterministic sequence has its cells. Parked ones give way; others need none."""
         if not sequence.is_deterministic or self._backend.admits(sequence):
             return True
         for parked in self._parked():

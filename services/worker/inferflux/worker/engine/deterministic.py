@@ -40,7 +40,7 @@ class DeterministicContext:
         self._context.close()
 
     def admits(self, seq_id: int, cells: int) -> bool:
-        """Whether there is room for all `cells` of a sequence; it is kept for it from then on."""
+        """Return whether there is room for all `cells` of a sequence; it is kept for it from then on."""
         if seq_id in self._reserved:
             return True
         if sum(self._reserved.values()) + cells + _PAD_CELLS > self._context.cells:
@@ -95,8 +95,8 @@ class DeterministicContext:
         return self._context.is_using(adapter)
 
     def keeps_its_word(self, tokens: NDArray[np.int32]) -> bool:
-        """Whether the last token's logits are the same bits in one step, token by token, beside another
-        sequence and after holes were closed. Empty before and after.
+        """Return whether the last token's logits are the same bits in one step, token by token, beside
+        another sequence, and after holes were closed. Empty before and after.
 
         Args:
             tokens: fewer than half the rows of a step.

@@ -433,7 +433,7 @@ class Backend:
         return ""
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether the context of deterministic requests has room for all of a loaded sequence; it is kept."""
+        """Return whether the deterministic context has room for all of a sequence, and keep that room."""
         room = sequence.prompt_tokens + sequence.max_tokens
         return self._deterministic is not None and self._deterministic.admits(sequence.seq_id, room)
 

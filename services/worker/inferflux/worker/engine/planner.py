@@ -53,7 +53,7 @@ class StepPlan:
     adapter: str = ""
     """The digest of the adapter that computes all of it; empty: none."""
     is_deterministic: bool = False
-    """Whether it holds requests that ask for the same answer again, and nothing else."""
+    """Return whether it holds requests that ask for the same answer again, and nothing else."""
 
     @property
     def parts(self) -> list[ScheduledTokens]:

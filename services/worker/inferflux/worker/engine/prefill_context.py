@@ -174,7 +174,7 @@ class PrefillContext:
         return self.context.decode_tokens(tokens[half:], seq_id=0, position=half, rows=rows).copy()
 
     def _holds_the_same(self, n: int) -> bool:
-        """Whether both contexts hold the positions below `n` of sequence 0 and nothing else, bit by bit."""
+        """Return whether both contexts hold the same bits of sequence 0 below position `n`, and no more."""
         here, there = (context.copy_part_out(0, 0, n) for context in (self.context, self._main))
         if here is None or there is None:
             return False

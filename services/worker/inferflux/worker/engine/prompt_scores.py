@@ -17,14 +17,14 @@ SCORED_ROWS = 32
 
 
 class Scored(Protocol):
-    """What of a sequence is looked at."""
+    """The part of a sequence that is looked at."""
 
     tokens: NDArray[np.int32]
     prompt_tokens: int
 
 
 class PromptScores:
-    """What was found so far, as chunks have it.
+    """The scores found so far, as chunks have them.
 
     Args:
         n_top: alternatives of each token.

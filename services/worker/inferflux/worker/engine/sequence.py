@@ -173,12 +173,12 @@ class Sequence:
 
     @property
     def is_apart(self) -> bool:
-        """Whether what is computed of it is not in the main context."""
+        """Return whether what is computed of it is not in the main context."""
         return self.in_prefill_context or self.is_deterministic
 
     @property
     def computes_all(self) -> bool:
-        """Whether nothing of its prompt is taken from what was computed before."""
+        """Return whether nothing of its prompt is taken from what was computed before."""
         return self.is_scored or self.is_deterministic
 
     @property
@@ -238,8 +238,8 @@ class Sequence:
 
     @property
     def is_scored(self) -> bool:
-        """Whether logits of its prompt are wanted that were not computed yet. Until then it shares nothing
-        that others have computed."""
+        """Return whether wanted logits of its prompt are still to compute. Until then it shares nothing that
+        others have computed."""
         scores = self.prompt_scores
         return scores is not None and not scores.is_complete(self.prompt_tokens)
 

@@ -64,7 +64,7 @@ class _Trial:
         self._tokens = tokens
 
     def shares_a_part(self) -> bool:
-        """Whether sequence 1 can go on after the first half of sequence 0, which is cut.
+        """Return whether sequence 1 can go on after the first half of sequence 0, which is cut.
 
         Where it cannot be cut, nothing is shared: some memory ends the process if it is asked for a part.
         """
@@ -80,7 +80,7 @@ class _Trial:
         return deviation(seen, in_steps).is_rounding(rounding)
 
     def shares_a_whole(self) -> bool:
-        """Whether sequence 1 can go on after all of sequence 0, and that one then as well. Empty before."""
+        """Return whether sequence 1 can go on after all of sequence 0, and 0 then as well. Empty before."""
         context, tokens = self._context, self._tokens
         n = tokens.shape[0]
         last = n - 1

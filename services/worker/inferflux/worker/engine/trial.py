@@ -58,13 +58,13 @@ class Deviation:
     misplaced: float
 
     def is_rounding(self, rounding: Deviation) -> bool:
-        """Whether it is no more than two ways to compute the same differ by: `rounding`."""
+        """Return whether it is no more than two ways to compute the same differ by: `rounding`."""
         allowed = min(max(_TIMES_ROUNDING * rounding.turn, _LEAST_TURN), _MOST_TURN)
         return self.turn <= allowed and self.misplaced <= rounding.misplaced + _MISPLACED
 
 
 def deviation(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> Deviation:
-    """Of logits of the same shape, (rows, vocabulary). What is not finite is as far as can be."""
+    """Compare logits of the same shape, (rows, vocabulary). What is not finite is as far as can be."""
     if not (np.isfinite(logits).all() and np.isfinite(expected).all()):
         return Deviation(1.0, 1.0)
     one, other = (each.astype(np.float64) - each.mean(-1, keepdims=True) for each in (logits, expected))

@@ -79,7 +79,7 @@ class _Answer:
         return f"({' | '.join(self._lark.loose(one) for one in texts)})*" if texts else ""
 
     def _thoughts(self) -> str:
-        """What comes before the answer."""
+        """Write what comes before the answer."""
         if not self._reasoning:
             return ""
         thought = self._syntax.thought
@@ -187,7 +187,7 @@ class _Answer:
 
     @property
     def _is_json(self) -> bool:
-        """Whether a call is one JSON object, with the name in it."""
+        """Return whether a call is one JSON object, with the name in it."""
         return bool(re.search(r'\{[^<>]*"\$name"', self._syntax.calls.call))
 
     @property
@@ -279,7 +279,7 @@ class _Answer:
         }
 
     def _opens_with_text(self) -> bool:
-        """Whether free text comes before calls, which a text opens."""
+        """Return whether free text comes before calls, which a text opens."""
         is_free = self._calls is not None and not self._calls.is_required and not self._content
         if not is_free or self._is_whole or self._syntax.HasField("channels"):
             return False

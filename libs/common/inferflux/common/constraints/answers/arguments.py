@@ -26,7 +26,7 @@ class Arguments(Protocol):
 
 
 def arguments_of(calls: generation_pb2.CallSyntax, lark: Lark, json_options: Mapping[str, Any]) -> Arguments:
-    """What writes the arguments of a family's calls.
+    """A writer of the arguments of a family's calls.
 
     Args:
         json_options: llguidance's, for every schema.
@@ -161,7 +161,7 @@ class _Parameters:
 
 
 def _narrowed(schema: Schema, kind: str) -> Schema:
-    """What a schema says of one type."""
+    """Return what a schema says of one type."""
     if "enum" in schema:
         return {"enum": [value for value in schema["enum"] if types_of({"enum": [value]}) == [kind]]}
     return {**schema, "type": kind}

@@ -124,7 +124,7 @@ class Values:
         return "/,[ ]?/"
 
     def _literal(self, value: Any) -> str:
-        """Of values that are lists or objects, any: they are compared when the answer is complete."""
+        """Write one value. A list or an object may be any: it is compared when the answer is complete."""
         match value:
             case bool():
                 return quoted(self._notation.words["boolean"][0 if value else 1])

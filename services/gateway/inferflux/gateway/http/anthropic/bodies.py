@@ -10,7 +10,7 @@ from inferflux.gateway.http.bodies import Body, Int32, Items
 
 
 class Source(Body):
-    """Of an image or a document."""
+    """The source of an image or a document."""
 
     type: str
     media_type: str | None = None
@@ -74,7 +74,7 @@ class OutputConfig(Body):
 
 
 class PromptBody(Body):
-    """Of POST /v1/messages/count_tokens."""
+    """The body of POST /v1/messages/count_tokens."""
 
     model: str = ""
     messages: Items[MessageParam]
@@ -88,7 +88,7 @@ class PromptBody(Body):
 
 
 class MessagesBody(PromptBody):
-    """Of POST /v1/messages. The last group is not Anthropic's."""
+    """The body of POST /v1/messages. The last group is not Anthropic's."""
 
     max_tokens: Int32
     stream: bool | None = None

@@ -22,7 +22,7 @@ _ERROR = "Error: "
 
 @dataclass(slots=True)
 class _Turn:
-    """What becomes one message.
+    """The blocks that become one message.
 
     Attributes:
         places: of the parts, as the client has them.
@@ -83,7 +83,7 @@ class Conversation:
 
     @property
     def is_begun(self) -> bool:
-        """Whether the answer goes on where the last message ends."""
+        """Return whether the answer goes on where the last message ends."""
         last = self._turns[-1]
         has_text = any(part.text for part in last.parts) or any(last.thoughts)
         return last.role == "assistant" and has_text and not last.calls

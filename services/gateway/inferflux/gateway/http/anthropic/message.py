@@ -205,5 +205,5 @@ class MessageStream:
         return []
 
     def failure(self, error: HttpError) -> list[Mapping[str, Any]]:
-        """What a message that fails ends with."""
+        """Write what a message that fails ends with."""
         return [error.body]

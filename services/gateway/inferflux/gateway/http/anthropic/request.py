@@ -29,7 +29,7 @@ _MOST_OF_A_TYPE = 64
 
 
 class Prompt:
-    """What a body has for a model to read.
+    """The part of a body that a model reads.
 
     Raises:
         InvalidArgument: a block or a tool is not served, or lacks something.
@@ -52,7 +52,7 @@ class Prompt:
         return [_UNSAFE.sub("_", type_[:_MOST_OF_A_TYPE]) for type_ in types]
 
     def field_names(self) -> Mapping[str, str]:
-        """What the client calls fields that have another name inside."""
+        """Map fields that have another name inside to the client's names."""
         names: dict[str, str] = {}
         for i, place in enumerate(self._places):
             names |= {f"tools[{i}].parameters": f"{place}.input_schema", f"tools[{i}]": place}

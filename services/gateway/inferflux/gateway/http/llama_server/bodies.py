@@ -11,7 +11,7 @@ Prompt = str | Items[str | Int32]
 
 
 class CompletionBody(SamplingBody):
-    """Of POST /completion. `n_predict` is `max_tokens`, and `n_probs` is `logprobs`: see `openai.fields`."""
+    """The body of POST /completion. `openai.fields` has the names `n_predict` and `n_probs`."""
 
     prompt: Prompt
     max_tokens: Int32 | None = None
@@ -25,7 +25,7 @@ class ExtraContext(Body):
 
 
 class InfillBody(SamplingBody):
-    """Of POST /infill."""
+    """The body of POST /infill."""
 
     input_prefix: str
     input_suffix: str
@@ -37,7 +37,7 @@ class InfillBody(SamplingBody):
 
 
 class TokenizeBody(Body):
-    """Of POST /tokenize: `content` as llama.cpp's server takes it, or what /v1/tokenize takes."""
+    """The body of POST /tokenize: `content` as llama.cpp's server takes it, or what /v1/tokenize takes."""
 
     model: ModelName = ""
     content: str | None = None
@@ -52,7 +52,7 @@ class TokenizeBody(Body):
 
 
 class TemplateBody(Body):
-    """Of POST /apply-template."""
+    """The body of POST /apply-template."""
 
     model: ModelName = ""
     messages: Items[Message]

@@ -66,14 +66,14 @@ def _request(body: CompletionBody | InfillBody) -> inference_pb2.GenerateRequest
 
 
 def field_names(body: CompletionBody | InfillBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Map fields that have another name inside to the client's names."""
     text, suffix = ("input_prefix", "input_suffix") if isinstance(body, InfillBody) else ("prompt", "suffix")
     given = {"text": text, "token_ids": text, "suffix": suffix, **constraints.field_names(body)}
     return {**names_used(body), **given}
 
 
 class _Told:
-    """What the objects of an answer have in common."""
+    """The parts that the objects of an answer have in common."""
 
     def __init__(self, head: Head, body: CompletionBody | InfillBody) -> None:
         self._head = head
@@ -97,7 +97,7 @@ class _Told:
         return made
 
     def of_end(self, finished: tokens_pb2.Finished) -> Json:
-        """What the last object has beside its part of the answer."""
+        """Make what the last object has beside its part of the answer."""
         usage, body = finished.usage, self._body
         asked = body.model_dump(exclude_none=True, exclude={"prompt", "model"})
         return {

@@ -1,4 +1,4 @@
-"""What answers at the paths of llama.cpp's server."""
+"""Handlers of the paths of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _to_render(body: TemplateBody) -> inference_pb2.TokenizeRequest:
 
 
 class TokenizerInfo:
-    """What vLLM says of a tokenizer: lm-eval asks for it. Of the default model, or the only one."""
+    """Describe the tokenizer of the default model, or the only one, as vLLM does: lm-eval asks for it."""
 
     def __init__(self, pipeline: Pipeline, models: ModelRegistry) -> None:
         self._pipeline = pipeline
@@ -163,7 +163,7 @@ class TokenizerInfo:
 
 
 class Props:
-    """What llama.cpp's server says of itself and of its model: the default one, or the only one."""
+    """Describe the default model, or the only one, as llama.cpp's server does."""
 
     def __init__(self, pipeline: Pipeline, models: ModelRegistry) -> None:
         self._pipeline = pipeline
@@ -210,7 +210,7 @@ async def refuse_slots(_request: Request) -> None:
 
 
 class Health:
-    """Whether it can serve, in llama.cpp's words."""
+    """Return whether it can serve, in llama.cpp's words."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe

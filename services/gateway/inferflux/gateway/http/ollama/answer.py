@@ -21,7 +21,7 @@ _NS_PER_MS = 1_000_000
 
 
 def chat_says(content: str, thinking: str, calls: Sequence[Json]) -> Json:
-    """What an answer of /api/chat says."""
+    """Write a part of an answer of /api/chat."""
     message: Json = {"role": "assistant", "content": content}
     if thinking:
         message["thinking"] = thinking
@@ -31,12 +31,12 @@ def chat_says(content: str, thinking: str, calls: Sequence[Json]) -> Json:
 
 
 def generate_says(content: str, thinking: str, _calls: Sequence[Json]) -> Json:
-    """What an answer of /api/generate says."""
+    """Write a part of an answer of /api/generate."""
     return {"response": content} | ({"thinking": thinking} if thinking else {})
 
 
 class Head:
-    """What every object of an answer begins with.
+    """The beginning of every object of an answer.
 
     Args:
         clock: seconds since the Unix epoch.

@@ -25,7 +25,7 @@ class OllamaOptions(Body):
 
 
 class OllamaPromptBody(Body):
-    """What chats and continuations have in common. `priority` is ours."""
+    """The fields that chats and continuations have in common. `priority` is ours."""
 
     model: str = ""
     # JSON, or a schema; an empty text is none.
@@ -62,14 +62,14 @@ class OllamaMessage(Body):
 
 
 class OllamaChatBody(OllamaPromptBody):
-    """Of POST /api/chat."""
+    """The body of POST /api/chat."""
 
     messages: Items[OllamaMessage] | None = None
     tools: Items[ToolBody] | None = None
 
 
 class OllamaGenerateBody(OllamaPromptBody):
-    """Of POST /api/generate."""
+    """The body of POST /api/generate."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -81,7 +81,7 @@ class OllamaGenerateBody(OllamaPromptBody):
 
 
 class OllamaEmbedBody(Body):
-    """Of POST /api/embed."""
+    """The body of POST /api/embed."""
 
     model: str = ""
     input: str | Items[str]
@@ -90,14 +90,14 @@ class OllamaEmbedBody(Body):
 
 
 class OllamaEmbeddingsBody(Body):
-    """Of POST /api/embeddings, the older one."""
+    """The body of POST /api/embeddings, the older one."""
 
     model: str = ""
     prompt: str
 
 
 class OllamaShowBody(Body):
-    """Of POST /api/show."""
+    """The body of POST /api/show."""
 
     model: str = ""
     # The older name of the field.

@@ -43,7 +43,7 @@ def running_json(model: model_pb2.Model, created: int) -> Iterator[Json]:
 
 
 def show_json(model: model_pb2.Model, created: int) -> Json:
-    """What is known of a model."""
+    """Describe a model."""
     card = model.card
     embedding = (
         {f"{card.architecture}.embedding_length": card.embedding_length} if card.embedding_length else {}

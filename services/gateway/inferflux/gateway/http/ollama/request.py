@@ -101,7 +101,7 @@ _WHY = {
 
 
 def field_names(body: OllamaPromptBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Map fields that have another name inside to the client's names."""
     if isinstance(body, OllamaGenerateBody):
         at = 1 if body.system else 0
         images = range(len(body.images or []))

@@ -68,7 +68,7 @@ class UnnamedEvents:
 
 
 class StreamUsage:
-    """Which messages of a stream tell the usage.
+    """Choose the messages of a stream that tell the usage.
 
     Args:
         options: of the stream.
@@ -84,7 +84,7 @@ class StreamUsage:
         self._completion += len(chunk.token_ids)
 
     def of_message(self) -> Json:
-        """What a message beside the last one has of it."""
+        """Return the usage that a message before the last one has."""
         if not self._is_continuous:
             return {"usage": None} if self.is_last else {}
         prompt, completion = self._head.prompt_tokens, self._completion

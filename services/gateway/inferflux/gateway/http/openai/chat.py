@@ -58,7 +58,7 @@ def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
 
 
 def is_legacy(body: ChatBody) -> bool:
-    """Whether it names functions as OpenAI's API had them before tools: its answer has `function_call`."""
+    """Return whether it names functions as before tools: its answer has `function_call`."""
     return bool(body.functions)
 
 

@@ -140,7 +140,7 @@ class Shape:
         return self._echoes[index // self._n]
 
     def seen(self, chunk: tokens_pb2.TokenChunk) -> tokens_pb2.TokenChunk:
-        """What of a chunk the client gets."""
+        """Return what the client gets of a chunk."""
         if not self._is_prompt_alone:
             return chunk
         told = tokens_pb2.TokenChunk()

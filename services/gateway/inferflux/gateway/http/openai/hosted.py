@@ -42,7 +42,7 @@ def functions(tools: Sequence[ToolBody] | None) -> list[ToolBody]:
 
 
 def metadata_of(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
-    """What a response's metadata says of the tools that it leaves out."""
+    """Tell in a response's metadata which tools it leaves out."""
     skipped = sorted({tool.type for tool in tools or [] if tool.type != "function"})
     return {SKIPPED: ", ".join(skipped)[:_MOST_CHARS]} if skipped else {}
 

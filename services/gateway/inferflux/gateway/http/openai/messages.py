@@ -54,7 +54,7 @@ def to_message(message: Message, index: int) -> inference_pb2.ChatMessage:
 
 
 def _legacy_id(name: str) -> str:
-    """Of a call that was made before calls had ids: its result has the function's name alone."""
+    """Make the id of a call from before calls had ids: its result has the function's name alone."""
     return f"call_{name}"
 
 

@@ -13,7 +13,7 @@ from .bodies import ChatBody, TokenizeBody
 
 
 def prompt_form(body: ChatBody | TokenizeBody) -> tokenizer_pb2.RenderChat:
-    """What the body says of its prompt's form.
+    """The part of a body that says how its prompt is rendered.
 
     A last message of the assistant is continued, as llama.cpp's server does, unless the body says otherwise.
 
@@ -38,7 +38,7 @@ def prompt_form(body: ChatBody | TokenizeBody) -> tokenizer_pb2.RenderChat:
 
 
 def form_names(body: ChatBody | TokenizeBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Map fields that have another name inside to the client's names."""
     inside = "chat_template_kwargs.enable_thinking"
     return {} if body.enable_thinking is not None else {"enable_thinking": inside}
 

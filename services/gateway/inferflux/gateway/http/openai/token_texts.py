@@ -17,7 +17,7 @@ def name_of(token: tokens_pb2.TokenLogprob) -> str:
 
 
 def _is_inner(byte: int) -> bool:
-    """Whether a byte of UTF-8 goes on with a character."""
+    """Return whether a byte of UTF-8 goes on with a character."""
     return byte & 0xC0 == 0x80
 
 
