@@ -179,6 +179,28 @@ def test_an_answer_that_max_tokens_cuts_says_length(served: Served) -> None:
     assert len(served.tokens["r"]) == 3
 
 
+@pytest.mark.parametrize("is_of_calls", [False, True])
+def test_a_complete_answer_that_breaks_what_masks_do_not_hold_says_so(
+    served: Served, is_of_calls: bool
+) -> None:
+    """Others are none the worse for it."""
+    pair = arr({"const": 7}, 2, 2, uniqueItems=True)
+    read = read_schema(json.dumps(obj(pair=pair)), is_arguments=is_of_calls)
+    if is_of_calls:
+        calls = generation_pb2.ToolCallsConstraint(
+            format=generation_pb2.TOOL_CALL_FORMAT_HERMES, is_required=True, is_single=True
+        )
+        calls.functions.add(name="add", parameters=read.enforced, checked_parameters=read.checked)
+        wanted = constraint(tool_calls=calls)
+    else:
+        wanted = generation_pb2.StructuredConstraint(json_schema=read.enforced, checked_schema=read.checked)
+    served.run(asked("r", wanted), asked("other", constraint(json_schema=SCHEMAS["list"])))
+    assert served.reason("r") == "SCHEMA_MISMATCH"
+    assert "non-unique" in served.ends["r"].finished.mismatch
+    assert served.ends["r"].finished.usage.completion_tokens == len(served.tokens["r"])
+    assert served.reason("other") == "STOP"
+
+
 def test_the_end_is_not_drawn_before_the_answer_is_complete(served: Served) -> None:
     """Its logit is raised by all that is allowed, and it is the likeliest of all tokens."""
     bias = dict.fromkeys(served.backend.vocab.eog, 100.0)
