@@ -77,7 +77,7 @@ async def test_a_model_that_was_never_loaded_promises_no_longer_context_than_it_
 async def test_a_model_that_is_made_known_again_stays_pinned_the_default_and_sized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def probed(_path: Path) -> ModelFile:
+    async def probed(_path: Path, **_options: object) -> ModelFile:
         return FILE
 
     monkeypatch.setattr("inferflux.worker.host.probe_model_file", probed)
