@@ -164,6 +164,13 @@ def test_every_complete_answer_matches_its_schema(name: str) -> None:
     assert n_complete
 
 
+def test_of_a_long_list_of_tagged_alternatives_one_alone_can_match() -> None:
+    tagged = [schemas.obj(kind={"const": f"k{i}"}, value=schemas.INT) for i in range(400)]
+    assert not read_schema(json.dumps({"oneOf": tagged})).unenforced
+    again = read_schema(json.dumps({"oneOf": [*tagged, tagged[7]]}))
+    assert list(map(str, again.unenforced)) == ["oneOf (#)"]
+
+
 @pytest.mark.parametrize("name", schemas.left_to_the_check())
 def test_what_cannot_be_enforced_is_named_and_refused_where_it_has_to_be(name: str) -> None:
     schema, keyword = schemas.left_to_the_check()[name]

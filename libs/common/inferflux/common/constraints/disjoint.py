@@ -39,12 +39,22 @@ class Disjoint:
             beside: the schema that they are alternatives of, which holds for all.
         """
         required = frozenset(beside.get("required", ()))
-        constants = [_constants_of(one) for one in schemas]
-        if all(values is not None for values in constants):
-            found = [value for values in constants for value in values or ()]
-            return len(set(found)) == len(found)
+        if all(_constants_of(one) is not None for one in schemas):
+            return _differ(schemas)
+        if self._are_tagged([self._resolved(one) for one in schemas], required):
+            return True
         return all(
             self._are(one, other, required, 0) for i, one in enumerate(schemas) for other in schemas[i + 1 :]
+        )
+
+    def _are_tagged(self, schemas: Sequence[Json], required: frozenset[str]) -> bool:
+        """Return whether a name that all require has other constants in each."""
+        if not all(isinstance(one, dict) and _types_of(one) == {"object"} for one in schemas):
+            return False
+        names = [required | set(one.get("required", ())) for one in schemas]
+        return any(
+            _differ([self._resolved(_property(one, name)) for one in schemas])
+            for name in sorted(frozenset.intersection(*names))
         )
 
     def _are(self, one: Json, other: Json, required: frozenset[str], depth: int) -> bool:
@@ -113,6 +123,13 @@ def _constants_of(schema: Json) -> frozenset[str] | None:
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     return None if values is None else frozenset(map(_spelled, values))
+
+
+def _differ(schemas: Sequence[Json]) -> bool:
+    """Return whether each lists values, and no two the same."""
+    constants = [_constants_of(one) for one in schemas]
+    found = [value for values in constants for value in values or ()]
+    return all(values is not None for values in constants) and len(set(found)) == len(found)
 
 
 def _spelled(value: Json) -> str:
