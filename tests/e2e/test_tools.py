@@ -45,6 +45,8 @@ TOOLS: list[ChatCompletionToolParam] = [
         "function": {"name": "weather", "description": "The weather of a city.", "parameters": CITY},
     },
 ]
+# No mask holds an answer to its `not`.
+STRICT = {"name": "f", "parameters": {"type": "object", "not": {"required": ["a", "b"]}}, "strict": True}
 ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 12 + 7?"}]
 
 
@@ -252,7 +254,7 @@ async def test_with_tools_and_a_format_an_answer_is_calls_or_of_that_format(sdk:
     [
         ({"tools": [{"type": "function", "function": {"name": "a\nb"}}]}, "tools[0].function.name"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},
+            {"tools": [{"type": "function", "function": STRICT}]},
             "tools[0].function.parameters",
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
@@ -295,7 +297,7 @@ async def test_inferctl_takes_tools_from_a_file_and_says_what_is_wrong_with_one(
     assert "<tool_call>" not in answer["text"]
     for call in answer.get("tool_calls", []):
         assert call["name"] in ("calculator", "weather")
-    path.write_text(json.dumps([{"name": "f", "parameters": {"not": {}}}]))
+    path.write_text(json.dumps([STRICT]))
     refused = await run(*asked, env=env)
     assert refused.returncode != 0
     assert "tools[0].parameters" in refused.stderr

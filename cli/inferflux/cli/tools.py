@@ -45,5 +45,10 @@ def _tool(one: Any, where: str) -> inference_pb2.Tool:
     description, parameters = function.get("description") or "", function.get("parameters")
     if not isinstance(description, str):
         raise typer.BadParameter(f"{where}: its description is no text")
+    strict = function.get("strict") or False
+    if not isinstance(strict, bool):
+        raise typer.BadParameter(f"{where}: strict is neither true nor false")
     schema = "" if parameters is None else json.dumps(parameters, ensure_ascii=False)
-    return inference_pb2.Tool(name=function["name"], description=description, parameters=schema)
+    return inference_pb2.Tool(
+        name=function["name"], description=description, parameters=schema, strict=strict
+    )
