@@ -109,7 +109,7 @@ async def test_status_shows_every_service_and_the_worker(env: dict[str, str]) ->
     ("arguments", "said"),
     [
         (("chat", "--api-key", "ifx_wrong", "hi"), "key"),
-        (("chat", "--model", "unknown", "hi"), "unknown"),
+        (("chat", "--model", "inferflux-demo:unknown", "hi"), "unknown"),
         (("chat", "--top-p", "2", "hi"), "top_p"),
         (("chat", "--request-id", "a b", "hi"), "x-request-id"),
         (("cancel", "unknown-request"), "unknown-request"),

@@ -119,7 +119,9 @@ async def test_log_probabilities_are_those_of_the_text(sdk: openai.AsyncOpenAI) 
 async def test_models_and_errors_are_openais(sdk: openai.AsyncOpenAI) -> None:
     assert MODEL in [model.id async for model in sdk.models.list()]
     with pytest.raises(openai.NotFoundError):
-        await sdk.chat.completions.create(model="nothing", messages=CAPITAL)
+        await sdk.chat.completions.create(model=f"{MODEL}:nothing", messages=CAPITAL)
+    other = await sdk.chat.completions.create(model="of-another-server", messages=CAPITAL, max_tokens=1)
+    assert other.model == MODEL
     with pytest.raises(openai.BadRequestError) as caught:
         await sdk.chat.completions.create(model=MODEL, messages=CAPITAL, temperature=-1)
     assert caught.value.param == "temperature"

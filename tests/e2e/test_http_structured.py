@@ -30,13 +30,14 @@ def http(stack: Stack) -> HttpClient:
 
 
 async def ask(http: HttpClient, schema: Schema, *, seed: int = 1) -> Answer:
-    """One answer at temperature 1 that has to match."""
+    """One answer at temperature 1 that has to match, by its mask alone."""
+    strict = {"name": "x", "schema": schema, "strict": True}
     return await http.post(
         CHAT,
         {
             "model": MODEL,
             "messages": [{"role": "user", "content": "Give an example."}],
-            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+            "response_format": {"type": "json_schema", "json_schema": strict},
             "temperature": 1,
             "seed": seed,
             "max_tokens": MAX_TOKENS,

@@ -19,6 +19,10 @@ def _of_draft_7(title: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": title, **schema}
 
 
+def _of_draft_4(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"$schema": "http://json-schema.org/draft-04/schema#", **schema}
+
+
 def accepted() -> dict[str, Schema]:
     """Schemas whose every keyword is enforced, by name."""
     menu: dict[str, Any] = {
@@ -42,6 +46,7 @@ def accepted() -> dict[str, Schema]:
         obj(kind={"const": "wait"}, seconds={"type": "integer", "minimum": 1, "maximum": 3600}),
         obj(kind={"const": "approve"}, by=arr(_NAME, 1, 2)),
     )
+    card = {k: v for k, v in obj(card=_NAME, billing=_NAME).items() if k != "required"}
     return {
         "manifest": obj(
             "name version",
@@ -128,29 +133,35 @@ def accepted() -> dict[str, Schema]:
             "additionalProperties": False,
             "maxProperties": 3,
         },
+        "dependent fields": {**card, "dependentRequired": {"card": ["billing"]}},
+        "draft 4 dependencies": _of_draft_4({**card, "dependencies": {"card": ["billing"]}}),
+        "named like": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[a-z]{1,5}$"},
+            "additionalProperties": INT,
+            "maxProperties": 2,
+        },
+        "an upload": {"type": "string", "maxLength": 8, "contentEncoding": "base64"},
+        "of draft 4": _of_draft_4({"type": "number", "minimum": 0, "exclusiveMinimum": True}),
+        "a tuple of draft 7": _of_draft_7(
+            "Pair", {"type": "array", "items": [_NAME, INT], "minItems": 2, "additionalItems": False}
+        ),
         "either": {"oneOf": [obj(ok={"const": True}, value=INT), obj(ok={"const": False}, error=_NAME)]},
     }
 
 
 def refused() -> dict[str, tuple[Schema, str]]:
-    """Schemas with a keyword that cannot be enforced, each with what the message names."""
+    """Schemas that are refused where they are strict, each with what the message names."""
     card = {"type": "object", "properties": {"card": {"type": "string"}, "billing": {"type": "string"}}}
     return {
         "conditional form": (
             {**card, "if": {"required": ["card"]}, "then": {"required": ["billing"]}},
-            "'if'",
+            "if (#)",
         ),
-        "dependent fields": ({**card, "dependentRequired": {"card": ["billing"]}}, "'dependentRequired'"),
-        "draft 4 dependencies": ({**card, "dependencies": {"card": ["billing"]}}, "'dependencies'"),
-        "a set": ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "'uniqueItems'"),
-        "one of them": ({"type": "array", "contains": {"const": "admin"}}, "'contains'"),
-        "named like": ({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}}, "'propertyNames'"),
-        "not empty": ({"type": "string", "not": {"const": ""}}, "'not'"),
-        "an upload": ({"type": "string", "contentEncoding": "base64"}, "'contentEncoding'"),
-        "of OpenAPI 3.0": ({"type": "string", "nullable": True}, "'nullable'"),
-        "of draft 4": ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, "exclusiveMinimum"),
+        "a set": ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "uniqueItems (#)"),
+        "one of them": ({"type": "array", "contains": {"const": "admin"}}, "contains (#)"),
+        "not empty": ({"type": "string", "not": {"const": ""}}, "not (#)"),
         "of the network": ({"$ref": "https://json.schemastore.org/package"}, "another document"),
-        "an expression": ({"type": "string", "format": "regex"}, "regex"),
-        "closed by others": ({"allOf": [card], "unevaluatedProperties": False}, "'unevaluatedProperties'"),
-        "a tuple of draft 7": ({"items": [{"type": "string"}], "additionalItems": False}, "prefixItems"),
+        "an expression": ({"type": "string", "format": "regex"}, "format (#)"),
+        "closed by others": ({"allOf": [card], "unevaluatedProperties": False}, "unevaluatedProperties (#)"),
     }
