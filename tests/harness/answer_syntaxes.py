@@ -173,6 +173,26 @@ FAMILIES: Final = {
     ),
 }
 
+
+def with_calls_of(name: str) -> generation_pb2.AnswerSyntax:
+    """A family's calls, without thoughts."""
+    return generation_pb2.AnswerSyntax(calls=FAMILIES[name].calls)
+
+
+HERMES, LLAMA3, MISTRAL = map(with_calls_of, ("hermes", "llama3", "nemo"))
+
+
+def with_thoughts(
+    syntax: generation_pb2.AnswerSyntax, reasoning: generation_pb2.ReasoningFormat.ValueType
+) -> generation_pb2.AnswerSyntax:
+    """The syntax of an answer that may have such thoughts, between `<think>` and `</think>`."""
+    made = generation_pb2.AnswerSyntax()
+    made.CopyFrom(syntax)
+    if reasoning:
+        made.thought.begin, made.thought.end = "<think>", "\n</think>\n\n"
+    return made
+
+
 RIGHT: Final[Mapping[str, list[str]]] = {
     "hermes": [
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import pytest
+from harness.answer_syntaxes import HERMES
 from harness.schemas import BOOL, INT, SMALL, arr, obj, text
 from harness.served_engine import Served, demo_backend
 from harness.worker import batch_item
@@ -187,9 +188,7 @@ def test_a_complete_answer_that_breaks_what_masks_do_not_hold_says_so(
     pair = arr({"const": 7}, 2, 2, uniqueItems=True)
     read = read_schema(json.dumps(obj(pair=pair)), is_arguments=is_of_calls)
     if is_of_calls:
-        calls = generation_pb2.ToolCallsConstraint(
-            format=generation_pb2.TOOL_CALL_FORMAT_HERMES, is_required=True, is_single=True
-        )
+        calls = generation_pb2.ToolCallsConstraint(syntax=HERMES, is_required=True, is_single=True)
         calls.functions.add(name="add", parameters=read.enforced, checked_parameters=read.checked)
         wanted = constraint(tool_calls=calls)
     else:
@@ -382,7 +381,7 @@ def test_another_process_checks_once_one_is_gone(served: Served) -> None:
 
 
 def test_an_answer_with_calls_that_was_stopped_elsewhere_ends_at_once(served: Served) -> None:
-    calls = generation_pb2.ToolCallsConstraint(format=generation_pb2.TOOL_CALL_FORMAT_HERMES)
+    calls = generation_pb2.ToolCallsConstraint(syntax=HERMES)
     calls.functions.add(name="add", parameters='{"type":"object"}')
     item = asked("r", constraint(tool_calls=calls))
     item.request.params.stop.append("END")

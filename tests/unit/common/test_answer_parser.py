@@ -10,36 +10,32 @@ from types import FrameType
 from typing import TypeAlias
 
 import pytest
+from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.answers import families
 from inferflux.common.answers.parser import AnswerParser
 from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
 from inferflux.common.answers.scanner import BracketScanner
 from inferflux.common.answers.tape import Markers, Tape
 from inferflux.v1 import generation_pb2
 
-HERMES, LLAMA3, MISTRAL = (
-    generation_pb2.TOOL_CALL_FORMAT_HERMES,
-    generation_pb2.TOOL_CALL_FORMAT_LLAMA3,
-    generation_pb2.TOOL_CALL_FORMAT_MISTRAL,
-)
 FORMATS = (HERMES, LLAMA3, MISTRAL)
 OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
 NAMES = frozenset({"add", "get_weather"})
 
 Read = tuple[str, str, list[tuple[str, str]]]
-ToolCallFormat: TypeAlias = generation_pb2.ToolCallFormat.ValueType
+Syntax: TypeAlias = generation_pb2.AnswerSyntax
+NO_CALLS = Syntax()
 
 
 def parser(
-    form: ToolCallFormat = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED,
+    form: Syntax = NO_CALLS,
     *,
     reasoning: generation_pb2.ReasoningFormat.ValueType = generation_pb2.REASONING_FORMAT_UNSPECIFIED,
     is_exact: bool = False,
 ) -> AnswerParser:
-    syntax = families.syntax_in(generation_pb2.AnswerSyntax(), form, reasoning)
+    syntax = with_thoughts(form, reasoning)
     return AnswerParser(syntax=syntax, names=NAMES, reasoning=reasoning, is_exact=is_exact)
 
 
@@ -67,11 +63,9 @@ ADD = ("add", '{"a": 1, "b": 2}')
 WEATHER = ("get_weather", '{"city": "Br\\"}ssel {["}')
 
 
-def spelled(form: ToolCallFormat, *calls: tuple[str, str]) -> str:
+def spelled(form: Syntax, *calls: tuple[str, str]) -> str:
     """Calls as a model of the family spells them."""
-    syntax = families.syntax_in(
-        generation_pb2.AnswerSyntax(), form, generation_pb2.REASONING_FORMAT_UNSPECIFIED
-    ).calls
+    syntax = form.calls
     written = [
         syntax.call.replace("$name", name).replace("$arguments", arguments) for name, arguments in calls
     ]
@@ -80,13 +74,13 @@ def spelled(form: ToolCallFormat, *calls: tuple[str, str]) -> str:
 
 @pytest.mark.parametrize("is_exact", [False, True])
 @pytest.mark.parametrize("form", FORMATS)
-def test_calls_of_each_family_are_read(form: ToolCallFormat, is_exact: bool) -> None:
+def test_calls_of_each_family_are_read(form: Syntax, is_exact: bool) -> None:
     assert read(parser(form, is_exact=is_exact), spelled(form, ADD)) == ("", "", [ADD])
     assert read(parser(form, is_exact=is_exact), spelled(form, ADD, WEATHER)) == ("", "", [ADD, WEATHER])
 
 
 @pytest.mark.parametrize("form", [HERMES, MISTRAL])
-def test_content_before_a_call_stays_content_without_the_blanks_between(form: ToolCallFormat) -> None:
+def test_content_before_a_call_stays_content_without_the_blanks_between(form: Syntax) -> None:
     text = "Let me see.\n\n" + spelled(form, ADD)
     assert read(parser(form), text) == ("Let me see.", "", [ADD])
 
@@ -196,7 +190,7 @@ def test_reasoning_is_told_from_content(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_calls_follow_reasoning(form: ToolCallFormat) -> None:
+def test_calls_follow_reasoning(form: Syntax) -> None:
     text = "I have to add: <tool_call>?\n</think>\n\n" + spelled(form, ADD)
     assert read(parser(form, reasoning=OPEN), text) == ("", "I have to add: <tool_call>?", [ADD])
 
@@ -244,14 +238,14 @@ _TEXTS = st.lists(_FRAGMENTS | st.text(max_size=3), max_size=8).map("".join)
 @settings(max_examples=400)
 @given(
     text=_TEXTS,
-    form=st.sampled_from([0, *FORMATS]),
+    form=st.sampled_from([NO_CALLS, *FORMATS]),
     reasoning=st.sampled_from(generation_pb2.ReasoningFormat.values()),
     is_exact=st.booleans(),
     cuts=st.lists(st.integers(0, 200), max_size=6),
 )
 def test_the_result_does_not_depend_on_how_a_text_is_cut(
     text: str,
-    form: ToolCallFormat,
+    form: Syntax,
     reasoning: generation_pb2.ReasoningFormat.ValueType,
     is_exact: bool,
     cuts: list[int],
@@ -347,7 +341,7 @@ _BEFORE = ("", "<tool_call>{", '<tool_call>{"name": "', "[TOOL_CALLS]")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("hostile", _HOSTILE.values(), ids=_HOSTILE)
 def test_the_work_grows_with_the_text_whatever_it_is(
-    monkeypatch: pytest.MonkeyPatch, hostile: str, form: ToolCallFormat
+    monkeypatch: pytest.MonkeyPatch, hostile: str, form: Syntax
 ) -> None:
     """In one part, and character by character: per character at most some dozens of steps."""
     for before, is_exact in itertools.product(_BEFORE, (False, True)):
@@ -363,7 +357,7 @@ def test_the_work_grows_with_the_text_whatever_it_is(
 @settings(max_examples=200)
 @given(text=_TEXTS, form=st.sampled_from(FORMATS), is_exact=st.booleans())
 def test_no_text_is_lost_but_blanks_and_the_spelling_of_calls(
-    text: str, form: ToolCallFormat, is_exact: bool
+    text: str, form: Syntax, is_exact: bool
 ) -> None:
     content, reasoning, calls = read(parser(form, is_exact=is_exact), text)
     assert not reasoning
@@ -389,7 +383,7 @@ _VALUES = st.recursive(
     is_exact=st.booleans(),
 )
 def test_any_arguments_are_read_as_they_are_spelled(
-    form: ToolCallFormat, arguments: list[dict[str, object]], is_exact: bool
+    form: Syntax, arguments: list[dict[str, object]], is_exact: bool
 ) -> None:
     calls = [("add", json.dumps(one, ensure_ascii=False)) for one in arguments]
     assert read(parser(form, is_exact=is_exact), *spelled(form, *calls)) == ("", "", calls)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
 from harness.tokenizers import write_tokenizer
 
 from inferflux.common.constraints.compiling import Compiled, Compiler, grammar_of
@@ -18,17 +19,12 @@ from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
-HERMES, LLAMA3, MISTRAL = (
-    generation_pb2.TOOL_CALL_FORMAT_HERMES,
-    generation_pb2.TOOL_CALL_FORMAT_LLAMA3,
-    generation_pb2.TOOL_CALL_FORMAT_MISTRAL,
-)
 FORMATS = (HERMES, LLAMA3, MISTRAL)
 NO_REASONING = generation_pb2.REASONING_FORMAT_UNSPECIFIED
 OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
 Params = generation_pb2.GenerationParams
 Calls = generation_pb2.ToolCallsConstraint
-Format: TypeAlias = generation_pb2.ToolCallFormat.ValueType
+Syntax: TypeAlias = generation_pb2.AnswerSyntax
 
 ADD_SCHEMA = (
     '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}'
@@ -48,13 +44,18 @@ def vocab() -> Vocab:
 
 
 def calls(
-    form: Format = HERMES,
+    form: Syntax = HERMES,
     *,
     is_required: bool = False,
     is_single: bool = False,
     reasoning: generation_pb2.ReasoningFormat.ValueType = NO_REASONING,
 ) -> Calls:
-    made = Calls(format=form, is_required=is_required, is_single=is_single, reasoning=reasoning)
+    made = Calls(
+        syntax=with_thoughts(form, reasoning),
+        is_required=is_required,
+        is_single=is_single,
+        reasoning=reasoning,
+    )
     made.functions.add(name="add", parameters=ADD_SCHEMA)
     made.functions.add(name="now", parameters=NOW_SCHEMA)
     return made
@@ -71,7 +72,7 @@ def allows(constraint: Compiled, answer: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def spelled(form: int, *made: tuple[str, str]) -> str:
+def spelled(form: Syntax, *made: tuple[str, str]) -> str:
     key = "parameters" if form == LLAMA3 else "arguments"
     objects = [f'{{"name": "{name}", "{key}": {arguments}}}' for name, arguments in made]
     if form == HERMES:
@@ -80,7 +81,7 @@ def spelled(form: int, *made: tuple[str, str]) -> str:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_call_that_is_not_required_may_be_text(form: Format) -> None:
+def test_a_call_that_is_not_required_may_be_text(form: Syntax) -> None:
     made = compiled(calls(form))
     for answer in ("", "19.", "<b> {x} [1]", spelled(form, ADD), spelled(form, NOW)):
         assert allows(made, answer), answer
@@ -96,7 +97,7 @@ def test_a_call_that_is_not_required_may_be_text(form: Format) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_required_call_is_nothing_else(form: Format) -> None:
+def test_a_required_call_is_nothing_else(form: Syntax) -> None:
     made = compiled(calls(form, is_required=True))
     assert allows(made, spelled(form, ADD))
     for answer in ("", "19.", "a " + spelled(form, ADD), spelled(form, ("add", "{}"))):
@@ -105,7 +106,7 @@ def test_a_required_call_is_nothing_else(form: Format) -> None:
 
 @pytest.mark.parametrize("form", [HERMES, MISTRAL])
 @pytest.mark.parametrize("is_required", [False, True])
-def test_calls_are_several_unless_they_are_single(form: Format, is_required: bool) -> None:
+def test_calls_are_several_unless_they_are_single(form: Syntax, is_required: bool) -> None:
     several = spelled(form, ADD, NOW, ADD)
     assert allows(compiled(calls(form, is_required=is_required)), several)
     assert not allows(compiled(calls(form, is_required=is_required, is_single=True)), several)
@@ -113,7 +114,7 @@ def test_calls_are_several_unless_they_are_single(form: Format, is_required: boo
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("is_required", [False, True])
-def test_reasoning_comes_before_calls(form: Format, is_required: bool) -> None:
+def test_reasoning_comes_before_calls(form: Syntax, is_required: bool) -> None:
     call = spelled(form, ADD)
     thought = f"I call {call}?\n</think>\n\n"
     opened = compiled(calls(form, is_required=is_required, reasoning=OPEN))
@@ -174,8 +175,7 @@ def test_a_complete_call_is_checked_against_its_schema() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"format": 0}, "format"),
-        ({"format": 99}, "format"),
+        ({"syntax": Syntax()}, "syntax.calls"),
         ({"reasoning": 99}, "reasoning"),
         ({"functions": []}, "functions"),
         ({"functions": [{"name": "a\tb"}]}, "functions[0].name"),
@@ -185,7 +185,7 @@ def test_a_complete_call_is_checked_against_its_schema() -> None:
     ],
 )
 def test_a_constraint_beyond_its_limits_is_refused_by_name(change: dict[str, object], field: str) -> None:
-    fields = {"format": HERMES, "functions": [{"name": "f"}]} | change
+    fields = {"syntax": HERMES, "functions": [{"name": "f"}]} | change
     constraint = Calls(**fields)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument) as refused:
         check_params(Params(constraint=generation_pb2.StructuredConstraint(tool_calls=constraint)))
@@ -204,7 +204,7 @@ def test_stop_strings_go_together_with_calls_that_are_not_required() -> None:
 
 
 def test_many_functions_compile() -> None:
-    constraint = Calls(format=HERMES)
+    constraint = Calls(syntax=HERMES)
     schema = json.loads(ADD_SCHEMA)
     for i in range(MAX_FUNCTIONS):
         schema["properties"] = {f"field_{i}_{j}": {"type": "string"} for j in range(6)}

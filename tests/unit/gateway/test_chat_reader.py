@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.answer_syntaxes import HERMES, with_thoughts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,11 +14,10 @@ Chunk = tokens_pb2.TokenChunk
 Delta = inference_pb2.ChatDelta
 STOP = generation_pb2.FINISH_REASON_STOP
 PLAIN = tokenizer_pb2.RenderedChat()
+OPTIONAL = generation_pb2.REASONING_FORMAT_OPTIONAL
 THINKING = tokenizer_pb2.RenderedChat(reasoning=generation_pb2.REASONING_FORMAT_OPTIONAL)
-CALLING = tokenizer_pb2.RenderedChat(tool_calls=generation_pb2.TOOL_CALL_FORMAT_HERMES)
-BOTH = tokenizer_pb2.RenderedChat(
-    tool_calls=generation_pb2.TOOL_CALL_FORMAT_HERMES, reasoning=generation_pb2.REASONING_FORMAT_OPTIONAL
-)
+CALLING = tokenizer_pb2.RenderedChat(syntax=HERMES)
+BOTH = tokenizer_pb2.RenderedChat(syntax=with_thoughts(HERMES, OPTIONAL), reasoning=OPTIONAL)
 ADD = ToolUse(functions=[generation_pb2.FunctionSchema(name="add", parameters="{}")])
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from harness.answer_syntaxes import HERMES
 from harness.gateway import Backend, finished, tokens, until
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
@@ -124,7 +125,7 @@ class WordTokenizer:
         ids = await self.tokenize(digest, text, context_length, field="messages")
         chat = tokenizer_pb2.RenderedChat(tokens=inference_pb2.TokenIds(ids=ids))
         if tools:
-            chat.tool_calls = generation_pb2.TOOL_CALL_FORMAT_HERMES
+            chat.syntax.CopyFrom(HERMES)
         return chat
 
     async def tokenize_bare(self, digest: str, texts: Sequence[str], *, field: str) -> list[Sequence[int]]:
@@ -733,7 +734,7 @@ def test_a_call_that_a_limit_cut_is_taken_back(arguments: str, taken: dict[str, 
 
 async def test_a_client_cannot_set_the_constraint_of_calls_itself(stage: Stage) -> None:
     await can_constrain(stage)
-    calls = generation_pb2.ToolCallsConstraint(format=generation_pb2.TOOL_CALL_FORMAT_HERMES)
+    calls = generation_pb2.ToolCallsConstraint(syntax=HERMES)
     calls.functions.add(name="f")
     with pytest.raises(InvalidArgument) as refused:
         await stage.chat("r1", params=constrained(tool_calls=calls))

@@ -18,12 +18,6 @@ from inferflux.gateway.control_texts import ControlTexts
 from inferflux.gateway.template_messages import template_messages, template_tools
 from inferflux.v1 import generation_pb2, inference_pb2
 
-HERMES, LLAMA3, MISTRAL = (
-    generation_pb2.TOOL_CALL_FORMAT_HERMES,
-    generation_pb2.TOOL_CALL_FORMAT_LLAMA3,
-    generation_pb2.TOOL_CALL_FORMAT_MISTRAL,
-)
-UNKNOWN = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED
 Message = inference_pb2.ChatMessage
 SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
 WEATHER = inference_pb2.Tool(name="get_weather", description="The weather of a city.", parameters=SCHEMA)
@@ -49,21 +43,19 @@ def said(messages: Sequence[Message]) -> list[conversation.Message]:
 
 
 @pytest.mark.parametrize(
-    ("source", "form"),
+    ("source", "call"),
     [
-        (chat_templates.QWEN25, HERMES),
-        (chat_templates.HERMES, HERMES),
-        (chat_templates.LLAMA31, LLAMA3),
-        (chat_templates.MISTRAL, MISTRAL),
-        (chat_templates.QWEN3_CODER, UNKNOWN),
+        (chat_templates.QWEN25, '<tool_call>{"name":"$name","arguments":$arguments}</tool_call>'),
+        (chat_templates.HERMES, '<tool_call>{"name":"$name","arguments":$arguments}</tool_call>'),
+        (chat_templates.LLAMA31, '{"name":"$name","parameters":$arguments}'),
+        (chat_templates.MISTRAL, '[TOOL_CALLS][{"name":"$name","arguments":$arguments,"id":"$id"}'),
+        (chat_templates.QWEN3_CODER, '<tool_call><function=$name","arguments":$arguments}</tool_call>'),
     ],
 )
-def test_the_family_is_found_by_rendering_a_call(
-    source: str, form: generation_pb2.ToolCallFormat.ValueType
-) -> None:
+def test_the_spelling_of_calls_is_found_by_rendering_one(source: str, call: str) -> None:
     found = tool_support(template(source))
     assert found.shows_tools
-    assert found.call_format == form
+    assert "".join((found.syntax.calls.begin + found.syntax.calls.call).split()) == call
 
 
 @pytest.mark.parametrize("source", ["{{ messages[-1].role }}", "{{ 1 / 0 }}"])
@@ -74,7 +66,8 @@ def test_a_template_that_shows_no_tools_is_known_as_such(source: str) -> None:
 def test_a_template_without_a_place_for_tools_gets_them_from_the_system() -> None:
     known = template(chat_templates.CHATML)
     found = tool_support(known)
-    assert (found.shows_tools, found.is_usable, found.call_format) == (False, True, HERMES)
+    assert (found.shows_tools, found.is_usable) == (False, True)
+    assert found.syntax.calls.call.startswith('<tool_call>\n{"name": "$name"')
     told = with_generic_tools(said(CONVERSATION), template_tools([WEATHER]), Capabilities(known))
     text = known.render(as_read(told, Capabilities(known)))
     assert "The weather of a city." in text[: text.index("<|im_start|>user")]
@@ -84,42 +77,38 @@ def test_a_template_without_a_place_for_tools_gets_them_from_the_system() -> Non
 
 
 @pytest.mark.parametrize(
-    ("source", "form", "call", "result"),
+    ("source", "call", "result"),
     [
         (
             chat_templates.QWEN25,
-            HERMES,
             '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>',
             "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>",
         ),
         (
             chat_templates.HERMES,
-            HERMES,
             '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>',
             "<|im_start|>tool\n<tool_response>\nrain\n</tool_response><|im_end|>",
         ),
         (
             chat_templates.LLAMA31,
-            LLAMA3,
             '\n\n{"name": "get_weather", "parameters": {"city": "Köln"}}<|eot_id|>',
             "<|start_header_id|>ipython<|end_header_id|>\n\nrain<|eot_id|>",
         ),
         (
             chat_templates.MISTRAL,
-            MISTRAL,
             '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Köln"}, "id": "',
             '[TOOL_RESULTS] {"content": rain, "call_id": "',
         ),
     ],
 )
 def test_calls_and_results_are_rendered_by_the_models_own_template(
-    source: str, form: generation_pb2.ToolCallFormat.ValueType, call: str, result: str
+    source: str, call: str, result: str
 ) -> None:
     text = render(source, WEATHER)
     assert call in text
     assert result in text[text.index(call) :]
-    assert "The weather of a city." in text[: text.index(call)] or form == LLAMA3
-    if form == MISTRAL:  # both have the same id, of 9 letters and digits
+    assert "The weather of a city." in text[: text.index(call)] or source == chat_templates.LLAMA31
+    if source == chat_templates.MISTRAL:  # both have the same id, of 9 letters and digits
         spelled = text.split('"id": "')[1][:10]
         assert spelled.endswith('"')
         assert f'"call_id": "{spelled}' in text

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from inferflux.common.constraints.limits import MAX_FUNCTIONS
 from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.heartbeats import check_status
@@ -54,7 +55,7 @@ def test_a_job_as_gateways_send_it_passes() -> None:
         ("same_prompt_as", {"same_prompt_as": "a b"}),
         ("cache_scope", {"cache_scope": "a b"}),
         ("cache_scope", {"cache_scope": "x" * 65}),
-        ("answer_format.functions", {"answer_format": AnswerFormat(functions=["f"] * 129)}),
+        ("answer_format.functions", {"answer_format": AnswerFormat(functions=["f"] * (MAX_FUNCTIONS + 1))}),
         ("params.max_tokens", {"params": Params(max_tokens=0)}),
         ("params.max_tokens", {"params": Params(max_tokens=-7)}),
         ("params.stop[0]", {"params": Params(stop=[""])}),

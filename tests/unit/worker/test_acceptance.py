@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from harness.answer_syntaxes import MISTRAL
 from harness.sequences import new_sequence
 
 from inferflux.v1 import generation_pb2, worker_pb2
@@ -78,10 +79,10 @@ def test_control_tokens_that_spell_calls_are_text_of_answers_with_tools() -> Non
         return accept(sequence, [1, bracket, 2], pieces).text
 
     assert accepted() == "BC"
-    item.request.params.constraint.tool_calls.format = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
+    item.request.params.constraint.tool_calls.syntax.CopyFrom(MISTRAL)
     assert accepted() == "B[TOOL_CALLS]C"
     item.request.params.ClearField("constraint")
-    item.request.answer_format.tool_calls = generation_pb2.TOOL_CALL_FORMAT_MISTRAL
+    item.request.answer_format.syntax.CopyFrom(MISTRAL)
     assert accepted() == "B[TOOL_CALLS]C"
 
 

@@ -19,32 +19,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _ToolCallFormat:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _ToolCallFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolCallFormat.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    TOOL_CALL_FORMAT_UNSPECIFIED: _ToolCallFormat.ValueType  # 0
-    TOOL_CALL_FORMAT_HERMES: _ToolCallFormat.ValueType  # 1
-    """<tool_call>{"name": ..., "arguments": ...}</tool_call>, of Hermes and Qwen."""
-    TOOL_CALL_FORMAT_LLAMA3: _ToolCallFormat.ValueType  # 2
-    """{"name": ..., "parameters": ...}, of Llama 3."""
-    TOOL_CALL_FORMAT_MISTRAL: _ToolCallFormat.ValueType  # 3
-    """[TOOL_CALLS][{"name": ..., "arguments": ...}], of Mistral."""
-
-class ToolCallFormat(_ToolCallFormat, metaclass=_ToolCallFormatEnumTypeWrapper):
-    """How a model spells its tool calls."""
-
-TOOL_CALL_FORMAT_UNSPECIFIED: ToolCallFormat.ValueType  # 0
-TOOL_CALL_FORMAT_HERMES: ToolCallFormat.ValueType  # 1
-"""<tool_call>{"name": ..., "arguments": ...}</tool_call>, of Hermes and Qwen."""
-TOOL_CALL_FORMAT_LLAMA3: ToolCallFormat.ValueType  # 2
-"""{"name": ..., "parameters": ...}, of Llama 3."""
-TOOL_CALL_FORMAT_MISTRAL: ToolCallFormat.ValueType  # 3
-"""[TOOL_CALLS][{"name": ..., "arguments": ...}], of Mistral."""
-Global___ToolCallFormat: _TypeAlias = ToolCallFormat  # noqa: Y015
-
 class _ReasoningFormat:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -671,7 +645,6 @@ class AnswerFormat(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     FUNCTIONS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     IS_EXACT_FIELD_NUMBER: _builtins.int
@@ -679,7 +652,6 @@ class AnswerFormat(_message.Message):
     SYNTAX_FIELD_NUMBER: _builtins.int
     TYPES_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
-    tool_calls: Global___ToolCallFormat.ValueType
     reasoning: Global___ReasoningFormat.ValueType
     is_exact: _builtins.bool
     """A constraint holds calls to their syntax."""
@@ -700,7 +672,6 @@ class AnswerFormat(_message.Message):
     def __init__(
         self,
         *,
-        tool_calls: Global___ToolCallFormat.ValueType = ...,
         functions: _abc.Iterable[_builtins.str] | None = ...,
         reasoning: Global___ReasoningFormat.ValueType = ...,
         is_exact: _builtins.bool = ...,
@@ -711,7 +682,7 @@ class AnswerFormat(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id_prefix", b"call_id_prefix", "functions", b"functions", "is_exact", b"is_exact", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax", "tool_calls", b"tool_calls", "types", b"types"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id_prefix", b"call_id_prefix", "functions", b"functions", "is_exact", b"is_exact", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax", "types", b"types"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -750,7 +721,6 @@ class ToolCallsConstraint(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    FORMAT_FIELD_NUMBER: _builtins.int
     FUNCTIONS_FIELD_NUMBER: _builtins.int
     IS_REQUIRED_FIELD_NUMBER: _builtins.int
     IS_SINGLE_FIELD_NUMBER: _builtins.int
@@ -758,7 +728,6 @@ class ToolCallsConstraint(_message.Message):
     SYNTAX_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
-    format: Global___ToolCallFormat.ValueType
     is_required: _builtins.bool
     """There is at least one call, and no text beside the calls."""
     is_single: _builtins.bool
@@ -777,7 +746,6 @@ class ToolCallsConstraint(_message.Message):
     def __init__(
         self,
         *,
-        format: Global___ToolCallFormat.ValueType = ...,
         functions: _abc.Iterable[Global___FunctionSchema] | None = ...,
         is_required: _builtins.bool = ...,
         is_single: _builtins.bool = ...,
@@ -788,7 +756,7 @@ class ToolCallsConstraint(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "syntax", b"syntax"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "format", b"format", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "functions", b"functions", "is_required", b"is_required", "is_single", b"is_single", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -509,13 +509,10 @@ class RenderedChat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
-    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     SYNTAX_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
-    tool_calls: _generation_pb2.ToolCallFormat.ValueType
-    """Set where there are tools."""
     reasoning: _generation_pb2.ReasoningFormat.ValueType
     prefix: _builtins.str
     @_builtins.property
@@ -530,7 +527,6 @@ class RenderedChat(_message.Message):
         self,
         *,
         tokens: _inference_pb2.TokenIds | None = ...,
-        tool_calls: _generation_pb2.ToolCallFormat.ValueType = ...,
         reasoning: _generation_pb2.ReasoningFormat.ValueType = ...,
         syntax: _generation_pb2.AnswerSyntax | None = ...,
         prefix: _builtins.str = ...,
@@ -538,7 +534,7 @@ class RenderedChat(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["syntax", b"syntax", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax", "tokens", b"tokens", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images", "prefix", b"prefix", "reasoning", b"reasoning", "syntax", b"syntax", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ class ChatReader:
         types: dict[str, dict[str, str]] = {name: {} for name in form.functions}
         types |= {one.function: dict(one.types) for one in form.types if one.function in types}
         self._parser = AnswerParser(
-            syntax=syntax_in(form.syntax, form.tool_calls, form.reasoning),
+            syntax=syntax_in(form.syntax, form.reasoning),
             names=types,
             reasoning=form.reasoning,
             is_exact=form.is_exact,
@@ -126,7 +126,6 @@ def format_of(
             form.syntax.ClearField("calls")
         return form if form.reasoning or form.syntax.ByteSize() else None
     if use.functions:
-        form.tool_calls = chat.tool_calls
         form.functions.extend(sorted(use.names))
         if chat.syntax.calls.style in _UNTYPED_STYLES:
             form.types.extend(use.types())

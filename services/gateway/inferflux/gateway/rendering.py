@@ -37,13 +37,11 @@ class Rendered:
 
     Attributes:
         parts: the prompt. A token is within one of them. A number is an image, the first one being 0.
-        call_format: of a prompt with tools, where it is one of the first three.
         syntax: how the answer is written.
         prefix: the end of the prompt, where the answer's spelling begins there.
     """
 
     parts: Sequence[str | int]
-    call_format: generation_pb2.ToolCallFormat.ValueType
     reasoning: generation_pb2.ReasoningFormat.ValueType
     syntax: generation_pb2.AnswerSyntax
     prefix: str
@@ -177,9 +175,6 @@ class TemplateRenderer:
         markers: ImageMarkers,
     ) -> Rendered:
         """The prompt for a conversation; raises as `Renderer.render`."""
-        form = generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED
-        if tools or any(message.tool_calls or message.tool_call_id for message in messages):
-            form = self.support.call_format
         media = markers.begin()
         said = template_messages(
             messages, self._controls, looked_for=self._template.looked_for, image=media.next
@@ -202,7 +197,7 @@ class TemplateRenderer:
         syntax = self.support.syntax
         opened = generation_pb2.REASONING_FORMAT_OPEN
         reasoning = opened if is_thought else reasoning_of(syntax, text)
-        return Rendered(parts, form, reasoning, syntax, prefix_of(syntax, text))
+        return Rendered(parts, reasoning, syntax, prefix_of(syntax, text))
 
     def _text(self, said: list[Message], tools: list[Json], asked: Asked) -> tuple[str, bool]:
         """The prompt, and whether it ends within a thought."""

@@ -104,7 +104,6 @@ class TokenizerServer:
             if rendered.n_images != len(request.chat.images):
                 message = "there are other images than those of the messages"
                 raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)
-            response.chat.tool_calls = rendered.call_format
             response.chat.reasoning = rendered.reasoning
             response.chat.syntax.CopyFrom(rendered.syntax)
             response.chat.prefix = rendered.prefix

@@ -59,7 +59,6 @@ class ToolUse:
         """
         return generation_pb2.ToolCallsConstraint(
             content=None if self.is_required else content,
-            format=chat.tool_calls,
             functions=self.functions,
             is_required=self.is_required,
             is_single=self.is_single,

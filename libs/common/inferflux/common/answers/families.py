@@ -42,13 +42,6 @@ def _family(
 
 
 HERMES: Final = _family(call=f"<tool_call>\n{_OBJECT}\n</tool_call>", separator="\n")
-LLAMA3: Final = _family(
-    call='{"name": "$name", "parameters": $arguments}',
-    is_whole_answer=True,
-    optional_begins=["<|python_tag|>"],
-    is_single=True,
-)
-MISTRAL: Final = _family(begin="[TOOL_CALLS][", call=_OBJECT, separator=", ", end="]")
 PYTHONIC: Final = _family(
     begin="[",
     call="$name($arguments)",
@@ -197,36 +190,14 @@ def family_in(
     return next((syntax for texts, syntax in families if all(one in source for one in texts)), None)
 
 
-_OF_FORMAT: Final = {
-    generation_pb2.TOOL_CALL_FORMAT_HERMES: HERMES,
-    generation_pb2.TOOL_CALL_FORMAT_LLAMA3: LLAMA3,
-    generation_pb2.TOOL_CALL_FORMAT_MISTRAL: MISTRAL,
-}
-
-
 def syntax_in(
     syntax: generation_pb2.AnswerSyntax,
-    form: generation_pb2.ToolCallFormat.ValueType,
     reasoning: generation_pb2.ReasoningFormat.ValueType,
 ) -> generation_pb2.AnswerSyntax:
-    """The syntax of a message, or the one that a sender meant who knows formats alone."""
+    """The syntax of a message. Where it has none, thoughts are between `<think>` and `</think>`."""
     if syntax.ByteSize():
         return syntax
     made = generation_pb2.AnswerSyntax()
-    if form in _OF_FORMAT:
-        made.CopyFrom(_OF_FORMAT[form])
     if reasoning:
         made.thought.begin, made.thought.end = "<think>", "\n</think>\n\n"
     return made
-
-
-def format_of_calls(
-    syntax: generation_pb2.AnswerSyntax,
-) -> generation_pb2.ToolCallFormat.ValueType:
-    """The format that means these calls; unspecified where none does."""
-    call, begin = "".join(syntax.calls.call.split()), "".join(syntax.calls.begin.split())
-    for form, family in _OF_FORMAT.items():
-        known = "".join(family.calls.call.split())
-        if call.replace(',"id":"$id"', "") == known and begin == "".join(family.calls.begin.split()):
-            return form
-    return generation_pb2.TOOL_CALL_FORMAT_UNSPECIFIED

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inferflux.common.answers.families import FALLBACKS, FAMILIES, HERMES, family_in, format_of_calls
+from inferflux.common.answers.families import FALLBACKS, FAMILIES, HERMES, family_in
 from inferflux.common.answers.spelling import spelling_of
 from inferflux.v1 import generation_pb2
 
@@ -38,11 +38,6 @@ class ToolSupport:
     shows_tools: bool
     are_told: bool
     syntax: generation_pb2.AnswerSyntax
-
-    @property
-    def call_format(self) -> generation_pb2.ToolCallFormat.ValueType:
-        """The format of the calls, where it is one of the first three."""
-        return format_of_calls(self.syntax)
 
     @property
     def is_usable(self) -> bool:

@@ -147,7 +147,7 @@ def _calls_check(calls: generation_pb2.ToolCallsConstraint) -> Check:
     }
 
     types = {each.name: parameter_types(json.loads(each.parameters)) for each in calls.functions}
-    syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)
+    syntax = syntax_in(calls.syntax, calls.reasoning)
     content_check = None
     if calls.HasField("content"):
         content = generation_pb2.StructuredConstraint(

@@ -128,7 +128,7 @@ def grammar_of(
     """
     if constraint.HasField("tool_calls"):
         calls = constraint.tool_calls
-        syntax = syntax_in(calls.syntax, calls.format, calls.reasoning)
+        syntax = syntax_in(calls.syntax, calls.reasoning)
         content = calls.content if calls.HasField("content") else None
         return _answer(syntax, calls.reasoning, calls, content, control, ends)
     if constraint.HasField("syntax"):

@@ -31,7 +31,6 @@ MAX_FUNCTIONS_BYTES = 512 << 10
 
 # Which of them a model's calls can spell, its syntax says.
 _NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
-_CALL_FORMATS = frozenset(generation_pb2.ToolCallFormat.values()) - {0}
 
 
 def check_constraint(params: generation_pb2.GenerationParams) -> None:
@@ -100,8 +99,8 @@ def check_function_name(name: str, field: str) -> None:
 
 
 def _check_tool_calls(calls: generation_pb2.ToolCallsConstraint, field: str) -> None:
-    if not calls.HasField("syntax") and calls.format not in _CALL_FORMATS:
-        raise InvalidArgument("an unknown format of tool calls", field=f"{field}.format")
+    if not calls.syntax.HasField("calls"):
+        raise InvalidArgument("there is no syntax of calls", field=f"{field}.syntax.calls")
     if calls.reasoning not in generation_pb2.ReasoningFormat.values():
         raise InvalidArgument("an unknown format of reasoning", field=f"{field}.reasoning")
     if calls.HasField("content"):

@@ -32,7 +32,7 @@ class Reasoning:
         most: int | None = None,
         closing: Sequence[int] = (),
     ) -> None:
-        syntax = syntax_in(form.syntax, form.tool_calls, form.reasoning)
+        syntax = syntax_in(form.syntax, form.reasoning)
         self._parser = AnswerParser(syntax=syntax, reasoning=form.reasoning, prefix=form.prefix)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Tokens while it may reason, and up to the last one that did.

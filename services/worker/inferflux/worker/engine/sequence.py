@@ -418,7 +418,7 @@ def _reasoning_of(
 ) -> Reasoning:
     if not params.HasField("max_reasoning_tokens"):
         return Reasoning(form)
-    closing_text = syntax_in(form.syntax, form.tool_calls, form.reasoning).thought.end
+    closing_text = syntax_in(form.syntax, form.reasoning).thought.end
     closing = pieces.tokenize(closing_text.encode(), add_special=False, parse_special=True)
     return Reasoning(form, most=params.max_reasoning_tokens, closing=closing)
 
@@ -431,6 +431,6 @@ def _shown_markers(request: scheduler_pb2.InferenceRequest, pieces: PieceSource)
     """Control tokens that spell tool calls and reasoning, each with its text: a reader needs to see them."""
     form, calls = request.answer_format, request.params.constraint.tool_calls
     given = form.syntax if form.HasField("syntax") else calls.syntax
-    syntax = syntax_in(given, form.tool_calls or calls.format, form.reasoning)
+    syntax = syntax_in(given, form.reasoning)
     found = ((marker, pieces.control_token(marker)) for marker in control_texts(syntax))
     return {token: marker.encode() for marker, token in found if token is not None}
