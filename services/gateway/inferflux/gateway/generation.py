@@ -63,6 +63,7 @@ _COMPLETE = frozenset(
         generation_pb2.FINISH_REASON_STOP,
         generation_pb2.FINISH_REASON_LENGTH,
         generation_pb2.FINISH_REASON_SCHEMA_MISMATCH,
+        generation_pb2.FINISH_REASON_SCHEMA_MISMATCH,
     }
 )
 

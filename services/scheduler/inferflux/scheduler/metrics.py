@@ -16,7 +16,7 @@ from .core.scheduler import SchedulerCore
 from .core.slots import Start
 
 _ON_WORKERS = frozenset({JobState.DISPATCHING, JobState.RUNNING})
-_OUTCOMES = ("stop", "length", "cancelled", "finished", "duplicate")
+_OUTCOMES = ("stop", "length", "cancelled", "schema_mismatch", "finished", "duplicate")
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _TOKEN_BUCKETS = (16, 64, 256, 1024, 2048, 4096, 8192, 16384, 65536)
 _LOOKUP_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
@@ -122,7 +122,8 @@ class SchedulerMetrics:
         )
         self.ended = counter(
             "scheduler_requests_finished",
-            "Acknowledged jobs: `stop`, `length`, `cancelled`, `finished`, `duplicate` or `failed`.",
+            "Acknowledged jobs: `stop`, `length`, `cancelled`, `schema_mismatch`, `finished`, `duplicate` or "
+            "`failed`.",
             ("outcome",),
         )
         self.model_loads = counter(

@@ -10,7 +10,7 @@ from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 from .residents import Resident
 
 # Outcomes that are no failure.
-_GOOD_OUTCOMES = frozenset({"stop", "length", "cancelled"})
+_GOOD_OUTCOMES = frozenset({"stop", "length", "cancelled", "schema_mismatch"})
 
 
 @dataclass(slots=True)
