@@ -79,6 +79,21 @@ async def test_a_published_schema_that_cannot_be_enforced_is_refused_by_its_keyw
     assert answer.error["param"].startswith("response_format.json_schema.schema")
 
 
+async def test_an_answer_that_breaks_what_masks_do_not_hold_is_told_and_not_kept(http: HttpClient) -> None:
+    """Its items are two that have to be the same, and must not be."""
+    schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    asked = body("Two numbers.", response_format=format_, temperature=0)
+    for _ in range(2):
+        whole = await http.post(CHAT, asked)
+        assert (whole.status, whole.error["code"]) == (422, "schema_mismatch")
+        assert whole.headers["x-inferflux-unenforced"] == "uniqueItems (#)"
+    streamed = await http.post(CHAT, asked | {"stream": True})
+    *_, failure, done = streamed.body.decode().strip().split("\n\n")
+    assert (streamed.status, done) == (200, "data: [DONE]")
+    assert json.loads(failure.removeprefix("data: "))["error"]["code"] == "schema_mismatch"
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_a_client_killed_in_any_phase_leaves_its_slot_free(is_stream: bool) -> None:
     """One slot: a request is queued, in prefill or decoding when its client goes."""
