@@ -11,11 +11,12 @@ from typing import TypeAlias
 
 import pytest
 from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
+from harness.reading import Read, joined, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
+from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece
 from inferflux.common.answers.scanner import BracketScanner
 from inferflux.common.answers.tape import Markers, Tape
 from inferflux.v1 import generation_pb2
@@ -24,7 +25,6 @@ FORMATS = (HERMES, LLAMA3, MISTRAL)
 OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
 NAMES = frozenset({"add", "get_weather"})
 
-Read = tuple[str, str, list[tuple[str, str]]]
 Syntax: TypeAlias = generation_pb2.AnswerSyntax
 NO_CALLS = Syntax()
 
@@ -37,26 +37,6 @@ def parser(
 ) -> AnswerParser:
     syntax = with_thoughts(form, reasoning)
     return AnswerParser(syntax=syntax, names=NAMES, reasoning=reasoning, is_exact=is_exact)
-
-
-def joined(pieces: list[Piece]) -> Read:
-    """(content, reasoning, calls)."""
-    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
-    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
-    calls: list[tuple[str, str]] = []
-    for piece in pieces:
-        if isinstance(piece, CallName):
-            assert piece.index == len(calls)
-            calls.append((piece.name, ""))
-        elif isinstance(piece, CallArguments):
-            assert piece.index == len(calls) - 1
-            calls[-1] = (calls[-1][0], calls[-1][1] + piece.text)
-    return content, reasoning, calls
-
-
-def read(made: AnswerParser, *parts: str) -> Read:
-    pieces = [piece for part in parts for piece in made.push(part)]
-    return joined(pieces + made.finish())
 
 
 ADD = ("add", '{"a": 1, "b": 2}')

@@ -112,7 +112,7 @@ def build_app(
         routes.LLAMA_COMPLETION: llama.Completion(answering, bodies),
         routes.LLAMA_INFILL: llama.Completion(answering, bodies, is_infill=True),
         routes.LLAMA_TOKENIZE: llama.Tokenize(pipeline, bodies),
-        routes.LLAMA_DETOKENIZE: llama.Detokenize(pipeline, bodies),
+        routes.LLAMA_DETOKENIZE: Detokenize(pipeline, bodies, names=("content", "prompt")),
         routes.LLAMA_TEMPLATE: llama.ApplyTemplate(pipeline, bodies),
         routes.LLAMA_PROPS: llama.Props(pipeline, models),
         routes.TOKENIZER_INFO: llama.TokenizerInfo(pipeline, models),

@@ -52,6 +52,12 @@ def in_words_of(error: InferFluxError, names: Mapping[str, str]) -> InferFluxErr
     return InvalidArgument(message, field=outer + rest.removeprefix(".ids"), reason=error.reason)
 
 
+def with_field(error: InferFluxError) -> str:
+    """The message of an error, with the field that is wrong: some APIs have no other place for it."""
+    field = error.field if isinstance(error, InvalidArgument) else ""
+    return error.message if field in error.message else f"{field}: {error.message}"
+
+
 def of_validation(error: ValidationError) -> InvalidArgument:
     """The first thing that is wrong about a body, with its field."""
     problems = error.errors(include_url=False, include_context=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inferflux.common.errors import InferFluxError
 from inferflux.gateway.pipeline import Pipeline
 
@@ -29,11 +31,16 @@ class Tokenize:
 
 
 class Detokenize:
-    """The text of token ids."""
+    """The text of token ids.
 
-    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
+    Args:
+        names: what the text is called in the answer: in llama.cpp's server otherwise than in ours.
+    """
+
+    def __init__(self, pipeline: Pipeline, bodies: BodyReader, *, names: Sequence[str] = ("prompt",)) -> None:
         self._pipeline = pipeline
         self._bodies = bodies
+        self._names = names
 
     async def __call__(self, request: Request) -> None:
         _, asked = await self._bodies.read(request.body, DetokenizeBody, tokens.to_detokenize)
@@ -41,4 +48,4 @@ class Detokenize:
             answer = await self._pipeline.detokenize(request.caller, asked)
         except InferFluxError as error:
             raise in_words_of(error, tokens.DETOKENIZE_NAMES) from None
-        await request.exchange.answer_json({"prompt": answer.text})
+        await request.exchange.answer_json(dict.fromkeys(self._names, answer.text))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from inferflux.common import errors
-from inferflux.common.errors import HttpError, InferFluxError, InvalidArgument
+from inferflux.common.errors import HttpError, InferFluxError
+from inferflux.gateway.http.errors import with_field
 
 # By status. https://docs.anthropic.com/en/api/errors lists them.
 _TYPES = {
@@ -39,5 +40,4 @@ def to_http(error: InferFluxError, request_id: str) -> HttpError:
 def _message(error: InferFluxError) -> str:
     if error.reason == "PROMPT_TOO_LONG":
         return f"{_TOO_LONG}: {error.message}"
-    field = error.field if isinstance(error, InvalidArgument) else ""
-    return error.message if not field or field in error.message else f"{field}: {error.message}"
+    return with_field(error)

@@ -13,7 +13,6 @@ from inferflux.gateway.http.errors import in_words_of
 from inferflux.gateway.http.exchange import Exchange
 from inferflux.gateway.http.openai import tokens
 from inferflux.gateway.http.openai.answers import Head, Json
-from inferflux.gateway.http.openai.bodies import DetokenizeBody
 from inferflux.gateway.http.openai.bodies import TokenizeBody as OwnTokenizeBody
 from inferflux.gateway.http.reading import GENERATION, BodyReader
 from inferflux.gateway.models import ModelRegistry
@@ -101,22 +100,6 @@ def _to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
             OwnTokenizeBody(model=body.model, prompt=body.prompt, messages=body.messages, tools=body.tools)
         )
     return inference_pb2.TokenizeRequest(model=body.model, text=body.content)
-
-
-class Detokenize:
-    """The text of token ids, under the names of both APIs."""
-
-    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
-        self._pipeline = pipeline
-        self._bodies = bodies
-
-    async def __call__(self, request: Request) -> None:
-        _, asked = await self._bodies.read(request.body, DetokenizeBody, tokens.to_detokenize)
-        try:
-            answer = await self._pipeline.detokenize(request.caller, asked)
-        except InferFluxError as error:
-            raise in_words_of(error, tokens.DETOKENIZE_NAMES) from None
-        await request.exchange.answer_json({"content": answer.text, "prompt": answer.text})
 
 
 class ApplyTemplate:
@@ -210,7 +193,7 @@ async def refuse_slots(_request: Request) -> None:
 
 
 class Health:
-    """Return whether it can serve, in llama.cpp's words."""
+    """Tells whether it can serve, in llama.cpp's words."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
