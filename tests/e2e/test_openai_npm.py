@@ -132,7 +132,7 @@ async def test_npm_raises_its_own_errors(node: Node) -> None:
     assert got["wrong_key"]["code"] == "invalid_api_key"
     assert got["bad_value"]["param"] == "temperature"
     assert got["bad_value_of_a_stream"]["param"] == "top_p"
-    assert got["unknown_model"]["code"] == "model_not_found"
+    assert got["unknown_model"]["code"] == "unknown_adapter"
 
 
 async def test_npm_aborts_a_stream_and_its_slot_is_free(node: Node, client: Client, stack: Stack) -> None:

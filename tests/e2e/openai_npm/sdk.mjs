@@ -79,7 +79,7 @@ const cases = {
       wrong_key: await refused(client.withOptions({ apiKey: "ifx_wrong" }).models.list()),
       bad_value: await refused(completions.create({ model, messages, temperature: -1 })),
       bad_value_of_a_stream: await refused(completions.create({ model, messages, top_p: 2, stream: true })),
-      unknown_model: await refused(client.models.retrieve("nothing")),
+      unknown_model: await refused(completions.create({ model: `${model}:nothing`, messages })),
     };
   },
 
