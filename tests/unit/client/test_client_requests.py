@@ -82,7 +82,9 @@ def test_every_field_of_sampling_and_every_constraint_of_clients_is_an_option() 
             generation_pb2.StructuredConstraint,
         )
     )
-    constraints = constraint - {"choice", "tool_calls", "syntax", "reasoning", "prefix"} | {"choices"}
+    constraints = constraint - {"choice", "tool_calls", "syntax", "reasoning", "prefix", "checked_schema"} | {
+        "choices"
+    }
     expected = sampling | params - {"sampling", "constraint", "banned"} | constraints | {"params"}
     assert set(Options.__annotations__) == expected
 

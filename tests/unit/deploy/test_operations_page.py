@@ -71,7 +71,8 @@ def test_no_service_takes_a_variable_of_another_for_misspelt() -> None:
 
 
 def test_the_clients_variables_are_read_by_the_client() -> None:
-    sources = [*ROOT.glob("cli/inferflux/**/*.py"), *ROOT.glob("examples/*.py"), *COMPOSE_FILES]
+    ours = ("cli/inferflux/**/*.py", "libs/api/inferflux/api/*.py", "examples/*.py")
+    sources = [*(path for pattern in ours for path in ROOT.glob(pattern)), *COMPOSE_FILES]
     text = "".join(path.read_text() for path in sources)
     assert all(variable in text for variable in rows(CLIENTS))
 
