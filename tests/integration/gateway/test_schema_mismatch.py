@@ -98,13 +98,12 @@ async def test_one_choice_that_breaks_its_schema_ends_the_call(
 async def test_openais_client_raises_it_and_does_not_ask_again(
     gateway: GatewayProcess, key: str, constraining: Backend
 ) -> None:
-    client = openai_client(gateway.http_port, key).with_options(max_retries=3)
-    calling = asyncio.create_task(
-        client.chat.completions.create(**chat_body(response_format=formatted(UNIQUE)))
-    )
-    await end_badly(constraining, await constraining.only_job())
-    with pytest.raises(openai.UnprocessableEntityError, match="does not match its schema"):
-        await calling
+    async with openai_client(gateway.http_port, key) as client:
+        asking = client.with_options(max_retries=3).chat.completions
+        calling = asyncio.create_task(asking.create(**chat_body(response_format=formatted(UNIQUE))))
+        await end_badly(constraining, await constraining.only_job())
+        with pytest.raises(openai.UnprocessableEntityError, match="does not match its schema"):
+            await calling
     assert len(constraining.jobs) == 1
 
 
@@ -129,9 +128,10 @@ async def test_anthropics_client_is_told_whole_and_streamed(
         constraining.jobs.clear()
         calling = asyncio.create_task(client.messages.create(**body, stream=True))
         await end_badly(constraining, await constraining.only_job())
-        with pytest.raises(anthropic.APIStatusError) as streamed:
-            async for _ in await calling:
-                pass
+        async with await calling as events:
+            with pytest.raises(anthropic.APIStatusError) as streamed:
+                async for _ in events:
+                    pass
     for told in (whole.value.body, streamed.value.body):
         assert told["error"] == {"type": "api_error", "message": WHY}  # type: ignore[index]
 
