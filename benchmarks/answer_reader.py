@@ -59,8 +59,7 @@ def main() -> None:
     options.add_argument("--part", type=int, default=5, help="characters of a chunk")
     given = options.parse_args()
     value = _LINE * (given.bytes // len(_LINE))
-    table = {"hermes": families.HERMES, "pythonic": families.PYTHONIC}
-    table |= {"harmony": families.HARMONY, "lfm2": families.LFM2}
+    table = {"hermes": families.HERMES, "harmony": families.HARMONY, "lfm2": families.LFM2}
     table |= {texts[0]: syntax for texts, syntax in families.FAMILIES if syntax.HasField("calls")}
     print(f"{'family':32} {'held':5} {'p50 us':>8} {'p99 us':>8} {'last ms':>8} {'whole s':>8}")
     for name, syntax in table.items():

@@ -169,7 +169,9 @@ FAMILIES: Final = {
             "parameter": "$key=$value",
             "parameter_separator": ", ",
             "is_whole_answer": True,
+            "optional_begins": ["<|python_start|>", "<|python_tag|>"],
         },
+        noise=["<|python_end|>"],
     ),
 }
 

@@ -25,10 +25,6 @@ _ALIGNMENT = 32
 _F32 = 0
 
 
-def u8(value: int) -> Field:
-    return struct.pack("<IB", 0, value)
-
-
 def u32(value: int) -> Field:
     return struct.pack("<II", 4, value)
 
@@ -51,10 +47,6 @@ def boolean(value: int) -> Field:
 
 def u64(value: int) -> Field:
     return struct.pack("<IQ", 10, value)
-
-
-def i64(value: int) -> Field:
-    return struct.pack("<Iq", 11, value)
 
 
 def text(value: str | bytes) -> Field:

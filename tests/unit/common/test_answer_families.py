@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.answers.checks import check_format
-from inferflux.common.answers.families import HARMONY, HERMES, PYTHONIC
+from inferflux.common.answers.families import HARMONY, HERMES
 from inferflux.common.answers.parser import AnswerParser
 from inferflux.common.answers.pieces import Piece
 from inferflux.common.chat_templates.probe import prefix_of, reasoning_of, tool_support
@@ -87,7 +87,7 @@ def _syntax_for(fixture: Mapping[str, Any]) -> generation_pb2.AnswerSyntax:
     model = fixture["models"][0]
     name = next(name for word, name in _OF_MODELS[fixture["family"]] if word in model)
     if name == "pythonic":
-        return PYTHONIC
+        return FAMILIES["pyth"]
     if name != "V4.1":
         return syntax_of(name)
     made = generation_pb2.AnswerSyntax()

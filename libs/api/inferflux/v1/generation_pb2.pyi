@@ -33,7 +33,7 @@ class _ReasoningFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reaso
     """The prompt has begun it."""
 
 class ReasoningFormat(_ReasoningFormat, metaclass=_ReasoningFormatEnumTypeWrapper):
-    """What of an answer is reasoning: text between <think> and </think>."""
+    """Where reasoning may be in an answer; the markers around it are those of AnswerSyntax.thought."""
 
 REASONING_FORMAT_UNSPECIFIED: ReasoningFormat.ValueType  # 0
 """Nothing."""

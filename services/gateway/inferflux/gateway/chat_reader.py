@@ -125,10 +125,9 @@ def format_of(
         if form.HasField("syntax"):
             form.syntax.ClearField("calls")
         return form if form.reasoning or form.syntax.ByteSize() else None
-    if use.functions:
-        form.functions.extend(sorted(use.names))
-        if chat.syntax.calls.style in _UNTYPED_STYLES:
-            form.types.extend(use.types())
-        form.is_exact = is_constrained
-        form.call_id_prefix = call_id_prefix
+    form.functions.extend(sorted(use.names))
+    if chat.syntax.calls.style in _UNTYPED_STYLES:
+        form.types.extend(use.types())
+    form.is_exact = is_constrained
+    form.call_id_prefix = call_id_prefix
     return form

@@ -42,18 +42,6 @@ def _family(
 
 
 HERMES: Final = _family(call=f"<tool_call>\n{_OBJECT}\n</tool_call>", separator="\n")
-PYTHONIC: Final = _family(
-    begin="[",
-    call="$name($arguments)",
-    separator=", ",
-    end="]",
-    style=_PYTHON,
-    parameter="$key=$value",
-    parameter_separator=", ",
-    is_whole_answer=True,
-    optional_begins=["<|python_start|>", "<|python_tag|>"],
-    noise=("<|python_end|>",),
-)
 LFM2: Final = _family(
     begin="<|tool_call_start|>[",
     call="$name($arguments)",
