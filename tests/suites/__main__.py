@@ -42,7 +42,7 @@ def main() -> int:
 
 
 async def _run(model: Path, only: str | None, folder: Path) -> list[Row]:
-    models = folder / "models"
+    models = folder / "served"
     models.mkdir()
     async with served(model, models) as stack:
         return await asyncio.to_thread(_rows, stack, only, folder)

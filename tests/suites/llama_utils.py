@@ -89,7 +89,7 @@ class ServerProcess:
         options.pop("host", None)
         options["timeout"] = options.get("timeout") or TIMEOUT_S
         answer = requests.request(
-            method, URL + path, headers=_with_key(headers), json=self._named(data), **options
+            method, URL + path, headers=_with_key(headers), json=self._settled(path, data), **options
         )
         made = ServerResponse()
         made.headers, made.status_code = dict(answer.headers), answer.status_code
@@ -107,7 +107,7 @@ class ServerProcess:
             method,
             URL + path,
             headers=_with_key(headers),
-            json=self._named(data),
+            json=self._settled(path, data),
             stream=True,
             timeout=TIMEOUT_S,
         )
@@ -129,10 +129,16 @@ class ServerProcess:
             return answer.body
         return _joined(list(self.make_stream_request(method, path, data, headers)))
 
-    def _named(self, data: Any) -> Any:
-        """A body for a model that is not the default one names it."""
-        if self.kind != "chat" and isinstance(data, dict):
+    def _settled(self, path: str, data: Any) -> Any:
+        """A body names a model that is not the default one. It has what its server is started with,
+        and goes on to the end: its test model never ends by itself."""
+        if not isinstance(data, dict):
+            return data
+        if self.kind != "chat":
             return {**data, "model": MODELS[self.kind]}
+        if path == "/completion":
+            own = {"seed": 42, "n_predict": 64, "ignore_eos": True, "temperature": self.temperature}
+            return {name: value for name, value in own.items() if value is not None} | data
         return data
 
 

@@ -42,7 +42,9 @@ def _rows(python: Path, file: Path, stack: Served, suite: str) -> list[Row]:
             "HF_HUB_OFFLINE": "1",
         }
         options = ["-q", "-c", os.devnull, "--rootdir", folder, "--timeout=120", "-p", "no:cacheprovider"]
-        options += ["-o", "asyncio_mode=auto"]
+        # One loop: clients keep their connections, which are of a loop.
+        options += ["-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session"]
+        options += ["-o", "asyncio_default_fixture_loop_scope=session"]
         # Beside none of the checkout's conftests, whose imports the environment does not have.
         copy = shutil.copy(file, folder)
         command = [str(python), "-m", "pytest", *options, f"--junitxml={report}", copy]

@@ -16,6 +16,7 @@ def lm():
         base_url=f"{os.environ['SUITE_URL']}/v1/completions",
         tokenizer_backend="remote",
         header={"Authorization": f"Bearer {os.environ['SUITE_KEY']}"},
+        auth_token=os.environ["SUITE_KEY"],
         num_concurrent=1,
         max_length=1024,
     )

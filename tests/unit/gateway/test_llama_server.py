@@ -33,19 +33,31 @@ def infill(**fields: Any) -> InfillBody:
 
 
 def test_a_completion_has_llama_cpps_names() -> None:
-    made = to_completion(
+    [made] = to_completion(
         body(n_predict=5, n_probs=2, repeat_last_n=7, seed=-1, stop=["x"], cache_prompt=True)
     )
     assert (made.text, made.params.max_tokens, made.params.sampling.logprobs) == ("a", 5, 2)
     assert made.params.sampling.penalty_last_n == 7
-    assert to_completion(body(prompt=[1, 2])).token_ids.ids == [1, 2]
+    [ids] = to_completion(body(prompt=[1, 2]))
+    assert ids.token_ids.ids == [1, 2]
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], ["a", 1], []])
-def test_one_prompt_is_taken(prompt: list[Any]) -> None:
+def test_several_prompts_are_answered_in_a_list() -> None:
+    asked = body(prompt=["a", [1, 2], {"prompt_string": "c"}], response_fields=["content", "timings/prompt_n"])
+    made = to_completion(asked)
+    assert [one.text or list(one.token_ids.ids) for one in made] == ["a", [1, 2], "c"]
+    answer = CompletionAnswer(Head("1", "demo", 7), asked)
+    for i in (2, 0, 1):
+        for chunk in chunks():
+            answer.add(i, chunk)
+    assert answer.to_json() == [{"content": "xyz", "timings/prompt_n": 3}] * 3
+
+
+@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [{}], []])
+def test_a_prompt_is_a_text_or_token_ids(prompt: list[Any]) -> None:
     with pytest.raises(InvalidArgument) as caught:
         to_completion(body(prompt=prompt))
-    assert caught.value.field == "prompt"
+    assert (caught.value.field or "").startswith("prompt")
 
 
 def test_files_of_a_project_precede_the_gap() -> None:
@@ -87,9 +99,9 @@ def test_a_stream_has_an_object_for_each_chunk_and_says_which_is_the_last() -> N
     stream = CompletionStream(Head("1", "demo", 7), body())
     made = [message for chunk in chunks() for message in stream.messages(0, chunk)]
     assert [(m["content"], m["tokens"], m["stop"]) for m in made] == [
-        ("x", [], False),
-        ("y", [], False),
-        ("z", [], True),
+        ("x", [0], False),
+        ("y", [1], False),
+        ("z", [2], True),
     ]
     assert [m["tokens_predicted"] for m in made] == [1, 2, 3]
 

@@ -110,6 +110,7 @@ def build_app(
         routes.LIST_MODELS: ListModels(models, created),
         routes.GET_MODEL: GetModel(models, created),
         routes.LLAMA_COMPLETION: llama.Completion(answering, bodies),
+        routes.LLAMA_CHAT_TOKENS: llama.CountChatTokens(pipeline, bodies),
         routes.LLAMA_INFILL: llama.Completion(answering, bodies, is_infill=True),
         routes.LLAMA_TOKENIZE: llama.Tokenize(pipeline, bodies),
         routes.LLAMA_DETOKENIZE: Detokenize(pipeline, bodies, names=("content", "prompt")),

@@ -33,7 +33,7 @@ class CreateEmbeddings:
 
 
 class Rerank:
-    """Documents by how well they answer a query, in the shape of Jina's API."""
+    """Documents by how well they answer a query, in the shape of Jina's API, or as TEI has them."""
 
     def __init__(self, work: Embeddings, bodies: BodyReader) -> None:
         self._work = work

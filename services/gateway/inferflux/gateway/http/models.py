@@ -13,7 +13,6 @@ from inferflux.v1 import model_pb2
 from .anthropic import models as anthropic
 from .endpoint import Request
 from .error_shapes import is_anthropic
-from .reading import GENERATION
 
 
 class ListModels:
@@ -49,7 +48,8 @@ class GetModel:
         self._created = created
 
     async def __call__(self, request: Request) -> None:
-        name = await self._models.meant(str(request.exchange.path_params["model"]), GENERATION)
+        # As it is: a name that stands for any model is one for generations alone.
+        name = str(request.exchange.path_params["model"])
         model, adapter = await self._models.named_for(request.caller, name, field="model")
         if is_anthropic(request.exchange.given):
             await request.exchange.answer_json(anthropic.to_json(model, self._created, adapter))

@@ -62,6 +62,7 @@ HOME = RouteRule("GET", "/")
 TRANSCRIPTIONS = RouteRule("POST", "/v1/audio/transcriptions", Scope.INFERENCE)
 # Of llama.cpp's server, where its scripts and plugins expect them.
 LLAMA_COMPLETION = RouteRule("POST", "/completion", Scope.INFERENCE)
+LLAMA_CHAT_TOKENS = RouteRule("POST", "/v1/chat/completions/input_tokens", Scope.INFERENCE)
 LLAMA_INFILL = RouteRule("POST", "/infill", Scope.INFERENCE)
 LLAMA_TOKENIZE = RouteRule("POST", "/tokenize", Scope.INFERENCE)
 LLAMA_DETOKENIZE = RouteRule("POST", "/detokenize", Scope.INFERENCE)
@@ -90,7 +91,8 @@ def _without_v1(rule: RouteRule) -> RouteRule:
 
 # The same under the paths that clients call with a base address without `/v1`.
 ALIASES = {
-    _without_v1(rule): rule for rule in (CHAT, RESPONSES, EMBEDDINGS, RERANK, LIST_MODELS, TRANSCRIPTIONS)
+    _without_v1(rule): rule
+    for rule in (CHAT, LLAMA_CHAT_TOKENS, RESPONSES, EMBEDDINGS, RERANK, LIST_MODELS, TRANSCRIPTIONS)
 } | {replace(RERANK, path=path): RERANK for path in ("/v1/reranking", "/reranking")}
 
 # They are on the page of HTTP, and not in the OpenAPI document, which says of each thing one way to call it.
@@ -98,6 +100,7 @@ UNDESCRIBED = (
     HOME,
     TRANSCRIPTIONS,
     LLAMA_COMPLETION,
+    LLAMA_CHAT_TOKENS,
     LLAMA_INFILL,
     LLAMA_TOKENIZE,
     LLAMA_DETOKENIZE,

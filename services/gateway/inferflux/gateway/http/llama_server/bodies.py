@@ -7,7 +7,13 @@ from typing import Any
 from inferflux.gateway.http.bodies import Body, Int32, Items
 from inferflux.gateway.http.openai.bodies import Message, ModelName, SamplingBody, ToolBody
 
-Prompt = str | Items[str | Int32]
+
+class PromptText(Body):
+    prompt_string: str
+
+
+Text = str | PromptText
+Prompt = Text | Items[Int32] | Items[Text | Items[Int32]]
 
 
 class CompletionBody(SamplingBody):
@@ -17,6 +23,7 @@ class CompletionBody(SamplingBody):
     max_tokens: Int32 | None = None
     logprobs: Int32 | None = None
     return_tokens: bool | None = None
+    response_fields: Items[str] | None = None
 
 
 class ExtraContext(Body):
@@ -34,6 +41,7 @@ class InfillBody(SamplingBody):
     max_tokens: Int32 | None = None
     logprobs: Int32 | None = None
     return_tokens: bool | None = None
+    response_fields: Items[str] | None = None
 
 
 class TokenizeBody(Body):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
 from inferflux.gateway.http.openai import constraints
 from inferflux.gateway.http.openai.answers import Head, Json, UnnamedEvents, finite, spoken_logprobs
 from inferflux.gateway.http.openai.fields import names_used
@@ -13,7 +14,7 @@ from inferflux.gateway.http.openai.params import priority_of, to_params
 from inferflux.gateway.http.openai.token_texts import bytes_of, name_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
-from .bodies import CompletionBody, InfillBody
+from .bodies import CompletionBody, InfillBody, PromptText
 
 # It has no slots that clients could name.
 _NO_SLOT = -1
@@ -23,18 +24,30 @@ _STOP_TYPES = {
 }
 
 
-def to_completion(body: CompletionBody) -> inference_pb2.GenerateRequest:
-    """Raises:
-    InvalidArgument: there is not one prompt, of a text or of token ids.
+def to_completion(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
+    """A request for each prompt.
+
+    Raises:
+        InvalidArgument: there is none.
     """
+    if not body.prompt:
+        raise InvalidArgument("prompt is empty", field="prompt")
+    return [_of_prompt(body, prompt) for prompt in prompts_of(body)]
+
+
+def prompts_of(body: CompletionBody | InfillBody) -> Sequence[object]:
+    """Prompts as they were given: a list of token ids is one."""
+    prompt = body.prompt
+    is_one = not isinstance(prompt, list) or (prompt and isinstance(prompt[0], int))
+    return [prompt] if is_one else list(prompt or ())
+
+
+def _of_prompt(body: CompletionBody, prompt: object) -> inference_pb2.GenerateRequest:
     request = _request(body)
-    if isinstance(body.prompt, str):
-        request.text = body.prompt
-        return request
-    ids = [one for one in body.prompt if isinstance(one, int)]
-    if len(ids) < len(body.prompt) or not ids:
-        raise unsupported("prompt", "one text, or token ids: /v1/completions takes several prompts")
-    request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=ids))
+    if isinstance(prompt, list):
+        request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=prompt))
+    else:
+        request.text = prompt.prompt_string if isinstance(prompt, PromptText) else str(prompt)
     return request
 
 
@@ -73,20 +86,28 @@ def field_names(body: CompletionBody | InfillBody) -> Mapping[str, str]:
 
 
 class _Told:
-    """The parts that the objects of an answer have in common."""
+    """The parts that the objects of an answer to a prompt have in common.
 
-    def __init__(self, head: Head, body: CompletionBody | InfillBody) -> None:
+    Args:
+        index: the prompt's place among those of the body.
+    """
+
+    def __init__(self, head: Head, body: CompletionBody | InfillBody, index: int, *, tells_ids: bool) -> None:
         self._head = head
         self._body = body
+        self._index = index
+        self._tells_ids = tells_ids
         self._n = 0
+        self._has_new_line = False
 
     def of_chunk(self, chunk: tokens_pb2.TokenChunk) -> Json:
         """A part of the answer."""
         self._n += len(chunk.token_ids)
+        self._has_new_line |= "\n" in chunk.text
         made: Json = {
-            "index": 0,
+            "index": self._index,
             "content": chunk.text,
-            "tokens": list(chunk.token_ids) if self._body.return_tokens else [],
+            "tokens": list(chunk.token_ids) if self._tells_ids else [],
             "id_slot": _NO_SLOT,
             "stop": False,
             "tokens_predicted": self._n,
@@ -99,7 +120,8 @@ class _Told:
     def of_end(self, finished: tokens_pb2.Finished) -> Json:
         """Make what the last object has beside its part of the answer."""
         usage, body = finished.usage, self._body
-        asked = body.model_dump(exclude_none=True, exclude={"prompt", "model"})
+        given = prompts_of(body)[self._index]
+        asked = body.model_dump(exclude_none=True, exclude={"prompt", "model", "response_fields"})
         return {
             "stop": True,
             "model": self._head.model,
@@ -107,7 +129,8 @@ class _Told:
             "tokens_evaluated": usage.prompt_tokens,
             "tokens_cached": usage.cached_prompt_tokens,
             "generation_settings": asked,
-            "prompt": body.prompt,
+            "prompt": given.prompt_string if isinstance(given, PromptText) else given,
+            "has_new_line": self._has_new_line,
             "truncated": False,
             "stop_type": "word" if finished.stop else _STOP_TYPES.get(finished.reason, "none"),
             "stopping_word": finished.stop,
@@ -132,8 +155,10 @@ def _token(token: tokens_pb2.TokenLogprob) -> Json:
 def timings(finished: tokens_pb2.Finished) -> Json:
     """Where the time of a request went, in milliseconds."""
     usage, spent = finished.usage, finished.timings
-    return _rates("prompt", usage.prompt_tokens - usage.cached_prompt_tokens, spent.prefill_ms) | _rates(
-        "predicted", usage.completion_tokens, spent.decode_ms
+    return (
+        {"cache_n": usage.cached_prompt_tokens}
+        | _rates("prompt", usage.prompt_tokens - usage.cached_prompt_tokens, spent.prefill_ms)
+        | _rates("predicted", usage.completion_tokens, spent.decode_ms)
     )
 
 
@@ -146,43 +171,61 @@ def _rates(kind: str, n: int, ms: float) -> Json:
     }
 
 
+def chosen(made: Json, names: Sequence[str] | None) -> Json:
+    """The named fields of an answer, `a/b` for b of a; all of them without names."""
+    if not names:
+        return made
+    found = {name: reduce(_inside, name.split("/"), made) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _inside(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
 class CompletionStream(UnnamedEvents):
     """Chunks to the objects of a stream."""
 
     def __init__(self, head: Head, body: CompletionBody | InfillBody) -> None:
-        self._told = _Told(head, body)
+        self._told = [_Told(head, body, i, tells_ids=True) for i in range(len(prompts_of(body)))]
+        self._fields = body.response_fields
 
     def messages(
-        self, _index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
+        self, index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
     ) -> list[Json]:
         """The object of a chunk; none for a chunk that says nothing to a client."""
         is_end = chunk.HasField("finished")
         if not (chunk.token_ids or chunk.text or is_end):
             return []
-        made = self._told.of_chunk(chunk)
-        return [made | self._told.of_end(chunk.finished) if is_end else made]
+        told = self._told[index]
+        made = told.of_chunk(chunk)
+        return [chosen(made | told.of_end(chunk.finished), self._fields) if is_end else made]
 
     def last(self) -> list[Json]:
         return []
 
 
 class CompletionAnswer:
-    """Chunks to one object."""
+    """Chunks to one object, or to a list of them, one for each of several prompts."""
 
     def __init__(self, head: Head, body: CompletionBody | InfillBody) -> None:
-        self._told = _Told(head, body)
-        self._made: Json = {}
+        n = len(prompts_of(body))
+        self._told = [_Told(head, body, i, tells_ids=bool(body.return_tokens)) for i in range(n)]
+        self._made: list[Json] = [{} for _ in range(n)]
+        self._fields = body.response_fields
 
     def add(
-        self, _index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
+        self, index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
     ) -> None:
-        part = self._told.of_chunk(chunk)
+        told, made = self._told[index], self._made[index]
+        part = told.of_chunk(chunk)
         for name in ("content", "tokens", "completion_probabilities"):
-            if name in part and name in self._made:
-                part[name] = self._made[name] + part[name]
-        self._made |= part
+            if name in part and name in made:
+                part[name] = made[name] + part[name]
+        made |= part
         if chunk.HasField("finished"):
-            self._made |= self._told.of_end(chunk.finished)
+            made |= told.of_end(chunk.finished)
 
-    def to_json(self) -> Json:
-        return self._made
+    def to_json(self) -> Json | list[Json]:
+        made = [chosen(one, self._fields) for one in self._made]
+        return made[0] if len(made) == 1 else made

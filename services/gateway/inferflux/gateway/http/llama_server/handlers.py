@@ -43,16 +43,19 @@ class Completion:
     async def __call__(self, request: Request) -> None:
         if self._is_infill:
             gap, prompt = await self._bodies.read(request.body, InfillBody, to_infill)
-            await self._answer(request, gap, prompt)
+            await self._answer(request, gap, [prompt])
         else:
-            body, prompt = await self._bodies.read(request.body, CompletionBody, to_completion)
-            await self._answer(request, body, prompt)
+            body, prompts = await self._bodies.read(request.body, CompletionBody, to_completion)
+            await self._answer(request, body, prompts)
 
     async def _answer(
-        self, request: Request, body: CompletionBody | InfillBody, prompt: inference_pb2.GenerateRequest
+        self,
+        request: Request,
+        body: CompletionBody | InfillBody,
+        prompts: list[inference_pb2.GenerateRequest],
     ) -> None:
         head = Head(request.request_id, body.model, int(time.time()))
-        asked = Asked([prompt], 1, partial(field_names, body), head)
+        asked = Asked(prompts, 1, partial(field_names, body), head)
         if body.stream:
             await self._answering.stream(request, asked, CompletionStream(head, body))
         else:
@@ -119,6 +122,22 @@ class ApplyTemplate:
         except InferFluxError as error:
             raise in_words_of(error, names) from None
         await request.exchange.answer_json({"prompt": text})
+
+
+class CountChatTokens:
+    """How many tokens the prompt of a chat has: POST /v1/chat/completions/input_tokens."""
+
+    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
+        self._pipeline = pipeline
+        self._bodies = bodies
+
+    async def __call__(self, request: Request) -> None:
+        body, asked = await self._bodies.read(request.body, OwnTokenizeBody, tokens.to_tokenize)
+        try:
+            answer = await self._pipeline.tokenize(request.caller, asked)
+        except InferFluxError as error:
+            raise in_words_of(error, tokens.tokenize_names(body)) from None
+        await request.exchange.answer_json({"input_tokens": len(answer.token_ids)})
 
 
 def _to_render(body: TemplateBody) -> inference_pb2.TokenizeRequest:

@@ -257,11 +257,26 @@ class DetokenizeBody(Body):
     tokens: Items[Int32]
 
 
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class InputObject(Body):
+    """An input as llama.cpp's server takes it: a text, or parts that are texts."""
+
+    prompt_string: str | None = None
+    content: Items[TextPart] | None = None
+
+
+InputText = str | InputObject
+
+
 class EmbeddingsBody(Body):
     """Of POST /v1/embeddings. The last group is not OpenAI's."""
 
     model: ModelName = ""
-    input: str | Items[str] | Items[Int32] | Items[Items[Int32]]
+    input: InputText | Items[Int32] | Items[InputText | Items[Int32]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int32 | None = None
 
@@ -276,13 +291,15 @@ class DocumentBody(Body):
 
 
 class RerankBody(Body):
-    """Of POST /v1/rerank, in the shape of Jina's API, which llama.cpp's server has."""
+    """Of POST /v1/rerank, in the shape of Jina's API; with `texts` in that of text-embeddings-inference."""
 
     model: ModelName = ""
     query: str
-    documents: Items[str | DocumentBody]
+    documents: Items[str | DocumentBody] | None = None
+    texts: Items[str] | None = None
     top_n: Int32 | None = None
     return_documents: bool | None = None
+    return_text: bool | None = None
 
     truncate: bool | None = None
     priority: Int32 | None = None
