@@ -43,7 +43,9 @@ def test_a_completion_has_llama_cpps_names() -> None:
 
 
 def test_several_prompts_are_answered_in_a_list() -> None:
-    asked = body(prompt=["a", [1, 2], {"prompt_string": "c"}], response_fields=["content", "timings/prompt_n"])
+    asked = body(
+        prompt=["a", [1, 2], {"prompt_string": "c"}], response_fields=["content", "timings/prompt_n"]
+    )
     made = to_completion(asked)
     assert [one.text or list(one.token_ids.ids) for one in made] == ["a", [1, 2], "c"]
     answer = CompletionAnswer(Head("1", "demo", 7), asked)
@@ -53,7 +55,9 @@ def test_several_prompts_are_answered_in_a_list() -> None:
     assert answer.to_json() == [{"content": "xyz", "timings/prompt_n": 3}] * 3
 
 
-@pytest.mark.parametrize("prompt", [["a", 1], [1, "a"], [{}], []])
+@pytest.mark.parametrize(
+    "prompt", [["a", 1], [1, "a"], [{}], [], {"prompt_string": "a", "multimodal_data": ["b"]}]
+)
 def test_a_prompt_is_a_text_or_token_ids(prompt: list[Any]) -> None:
     with pytest.raises(InvalidArgument) as caught:
         to_completion(body(prompt=prompt))

@@ -10,6 +10,7 @@ from inferflux.gateway.http.openai.bodies import Message, ModelName, SamplingBod
 
 class PromptText(Body):
     prompt_string: str
+    multimodal_data: Any = None
 
 
 Text = str | PromptText

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Any
 
 from inferflux.common.errors import InvalidArgument
+from inferflux.gateway.http.errors import unsupported
 from inferflux.gateway.http.openai import constraints
 from inferflux.gateway.http.openai.answers import Head, Json, UnnamedEvents, finite, spoken_logprobs
 from inferflux.gateway.http.openai.fields import names_used
@@ -28,7 +29,7 @@ def to_completion(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
     """A request for each prompt.
 
     Raises:
-        InvalidArgument: there is none.
+        InvalidArgument: there is none, or one has images.
     """
     if not body.prompt:
         raise InvalidArgument("prompt is empty", field="prompt")
@@ -44,6 +45,8 @@ def prompts_of(body: CompletionBody | InfillBody) -> Sequence[object]:
 
 def _of_prompt(body: CompletionBody, prompt: object) -> inference_pb2.GenerateRequest:
     request = _request(body)
+    if isinstance(prompt, PromptText) and prompt.multimodal_data:
+        raise unsupported("prompt.multimodal_data", "chats take images and sounds")
     if isinstance(prompt, list):
         request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=prompt))
     else:
