@@ -229,6 +229,6 @@ class CompletionAnswer:
         if chunk.HasField("finished"):
             made |= told.of_end(chunk.finished)
 
-    def to_json(self) -> Json | list[Json]:
+    def to_json(self) -> Any:
         made = [chosen(one, self._fields) for one in self._made]
         return made[0] if len(made) == 1 else made
