@@ -8,6 +8,8 @@ from random import Random
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.internal.encoder import TagBytes
+from google.protobuf.internal.wire_format import WIRETYPE_LENGTH_DELIMITED
 from google.protobuf.message import EncodeError, Message
 
 _INTEGERS = (0, 1, 2, 3, 99, 256, 1000, 10_000_000, 2**31 - 1, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1, -1)
@@ -42,8 +44,8 @@ def huge_messages(usual: Message, size: int) -> Iterator[bytes]:
     """Encodings of about `size` bytes: of empty submessages for each repeated field, and of zeros."""
     for field in usual.DESCRIPTOR.fields:
         if field.is_repeated and field.message_type is not None:
-            tag = field.number << 3 | 2
-            yield usual.SerializeToString() + bytes([tag, 0]) * (size // 2)
+            empty = TagBytes(field.number, WIRETYPE_LENGTH_DELIMITED) + b"\0"
+            yield usual.SerializeToString() + empty * (size // len(empty))
     yield b"\x00" * size
 
 
