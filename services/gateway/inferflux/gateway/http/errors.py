@@ -88,6 +88,17 @@ def _innermost(problems: list[ErrorDetails]) -> ErrorDetails:
     return max(inner, key=lambda each: len(path_of(each["loc"])), default=problems[0])
 
 
+def given(value: str | None, field: str) -> str:
+    """The value of a field that has to be there.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    if value is None:
+        raise missing(field)
+    return value
+
+
 def missing(field: str) -> InvalidArgument:
     """A field that is needed is not there."""
     return InvalidArgument(f"{field} is missing", field=field, reason="MISSING_REQUIRED_PARAMETER")

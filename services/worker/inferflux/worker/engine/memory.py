@@ -287,7 +287,7 @@ class Memory:
 
     def remove(self, sequence: Sequence) -> None:
         """Free everything of `sequence`, which leaves; what is computed of it may stay as a cached prefix."""
-        if sequence.is_loaded and sequence.position and not sequence.is_apart:
+        if sequence.is_loaded and sequence.position and not sequence.is_outside_main_context:
             self._keep(sequence)
         self._empty(sequence)
         self._saved.leave(sequence)
@@ -314,7 +314,7 @@ class Memory:
     def rescue(self, sequences: Iterable[Sequence], limit_s: float) -> None:
         """Put what is computed of these on disk, in order, as far as `limit_s` goes. What the prefill context
         computes is lost."""
-        self._saved.rescue((s for s in sequences if not s.is_apart), limit_s)
+        self._saved.rescue((s for s in sequences if not s.is_outside_main_context), limit_s)
 
     def close_holes(self, plan: StepPlan) -> None:
         """After a step: move the filled cells together, if what holes between them may cost has reached that.
@@ -337,7 +337,7 @@ class Memory:
         repairs = []
         for seq_id in range(self._cache.sequences):
             sequence = sequences.get(seq_id)
-            if sequence is not None and sequence.is_apart:
+            if sequence is not None and sequence.is_outside_main_context:
                 continue
             cells = self.ledger.cells_of(seq_id)
             found = difference(

@@ -172,7 +172,7 @@ class Sequence:
         self.chunk_head = head.SerializeToString()
 
     @property
-    def is_apart(self) -> bool:
+    def is_outside_main_context(self) -> bool:
         """Return whether what is computed of it is not in the main context."""
         return self.in_prefill_context or self.is_deterministic
 

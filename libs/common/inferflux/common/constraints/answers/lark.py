@@ -35,8 +35,8 @@ def loose_pattern(text: str) -> str:
             made.append(_apart(markers(part)))
             continue
         beside = parts[i - 1][-1:] + parts[i + 1][:1]
-        is_apart = len(beside) == 2 and not any(sign in _SIGNS for sign in beside)
-        made.append(pattern_of(part) if is_apart else BLANKS)
+        joins_words = len(beside) == 2 and not any(sign in _SIGNS for sign in beside)
+        made.append(pattern_of(part) if joins_words else BLANKS)
     return "".join(made)
 
 

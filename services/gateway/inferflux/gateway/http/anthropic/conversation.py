@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.errors import given, missing, unsupported
 from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import inference_pb2
 
@@ -116,7 +116,7 @@ class Conversation:
             place = f"system[{i}]"
             if block.type != "text":
                 raise unsupported(f"{place}.type", f"{block.type[:32]!r} is not supported, only 'text' is")
-            text = _given(block.text, f"{place}.text")
+            text = given(block.text, f"{place}.text")
             if turn.parts or (text := _without_billing(text)):
                 turn.add(_text(text), place)
         if turn.parts:
@@ -140,17 +140,17 @@ class Conversation:
             where = f"{place}.content[{j}]"
             match block.type:
                 case "text":
-                    turn.add(_text(_given(block.text, f"{where}.text")), where)
+                    turn.add(_text(given(block.text, f"{where}.text")), where)
                 case "thinking":
-                    turn.thoughts.append(_given(block.thinking, f"{where}.thinking"))
+                    turn.thoughts.append(given(block.thinking, f"{where}.thinking"))
                 case "redacted_thinking":
                     pass  # Anthropic alone can read it
                 case "tool_use":
-                    name = _given(block.name, f"{where}.name")
+                    name = given(block.name, f"{where}.name")
                     arguments = _json(block.input or {}, f"{where}.input")
                     turn.calls.append(
                         inference_pb2.ToolCall(
-                            id=_given(block.id, f"{where}.id"), name=name, arguments=arguments
+                            id=given(block.id, f"{where}.id"), name=name, arguments=arguments
                         )
                     )
                     turn.call_places.append(where)
@@ -164,7 +164,7 @@ class Conversation:
             if block.type != "tool_result":
                 rest += self._parts(block, where)
                 continue
-            id_ = _given(block.tool_use_id, f"{where}.tool_use_id")
+            id_ = given(block.tool_use_id, f"{where}.tool_use_id")
             turn = _Turn("tool", where, tool_call_id=id_)
             self._turns.append(turn)
             for part, within in self._content(block, where):
@@ -196,7 +196,7 @@ class Conversation:
         """A block of the user as texts and images."""
         match block.type:
             case "text":
-                yield _text(_given(block.text, f"{place}.text")), place
+                yield _text(given(block.text, f"{place}.text")), place
             case "image":
                 yield inference_pb2.ContentPart(image=_image(block.source, f"{place}.source")), place
             case "document":
@@ -218,11 +218,11 @@ class Conversation:
             raise missing(place)
         match source.type:
             case "text":
-                yield _text(_given(source.data, f"{place}.data")), place
+                yield _text(given(source.data, f"{place}.data")), place
             case "content":
                 yield from self._content(Block(type="document", content=source.content), place)
             case "base64" if (source.media_type or "").startswith("text/"):
-                data = from_base64(_given(source.data, f"{place}.data"), field=f"{place}.data")
+                data = from_base64(given(source.data, f"{place}.data"), field=f"{place}.data")
                 yield _text(data.decode("utf-8", "replace")), place
             case _:
                 raise unsupported(place, "only documents of text are read: send what a file says as text")
@@ -244,10 +244,10 @@ def _image(source: Source | str | None, place: str) -> inference_pb2.ImageInput:
         raise missing(place)
     match source.type:
         case "base64":
-            data = _given(source.data, f"{place}.data")
+            data = given(source.data, f"{place}.data")
             return inference_pb2.ImageInput(data=from_base64(data, field=place, reason="BAD_IMAGE"))
         case "url":
-            return inference_pb2.ImageInput(url=_given(source.url, f"{place}.url"))
+            return inference_pb2.ImageInput(url=given(source.url, f"{place}.url"))
     raise unsupported(f"{place}.type", f"{source.type[:32]!r} is not supported, only base64 and url are")
 
 
@@ -256,12 +256,3 @@ def _json(value: Any, place: str) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise InvalidArgument(f"{place} has a number that is no JSON", field=place) from None
-
-
-def _given(value: str | None, place: str) -> str:
-    """Raises:
-    InvalidArgument: it is not there.
-    """
-    if value is None:
-        raise missing(place)
-    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.errors import given, missing, unsupported
 from inferflux.gateway.images.inputs import file_of, is_image_file, is_sound_file
 from inferflux.v1 import inference_pb2
 
@@ -59,7 +59,7 @@ class Conversation:
                 named = item.model_copy(update={"name": item.name or _SHELL})
                 self._add_call(named, json_text(item.action or {}, f"{field}.action"), field)
             case "function_call_output" | "custom_tool_call_output":
-                self._add_output(item, _given(item.call_id, f"{field}.call_id"), field)
+                self._add_output(item, given(item.call_id, f"{field}.call_id"), field)
             case "local_shell_call_output" | "shell_call_output":
                 self._add_output(item, item.call_id or item.id or "", field)
             case "reasoning":
@@ -75,8 +75,8 @@ class Conversation:
     def _add_call(self, item: InputItem, arguments: str, field: str) -> None:
         calls = self._assistant(field).tool_calls
         self._calls[f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"] = field
-        call_id = _given(item.call_id, f"{field}.call_id")
-        calls.add(id=call_id, name=_given(item.name, f"{field}.name"), arguments=arguments)
+        call_id = given(item.call_id, f"{field}.call_id")
+        calls.add(id=call_id, name=given(item.name, f"{field}.name"), arguments=arguments)
 
     def _add_output(self, item: InputItem, call_id: str, field: str) -> None:
         output = _text(item.output, f"{field}.output")
@@ -87,7 +87,7 @@ class Conversation:
         self._places[f"messages[{len(self.messages) - 1}]"] = place
 
     def _add_message(self, item: InputItem, field: str) -> None:
-        role = _given(item.role, f"{field}.role")
+        role = given(item.role, f"{field}.role")
         if not isinstance(item.content, str) and any(part.type in _MEDIA for part in item.content or ()):
             self._add_parts(role, item.content or (), field)
             return
@@ -154,7 +154,7 @@ def _part(part: InputPart, content: str, i: int) -> tuple[inference_pb2.ContentP
         audio = audio_of(part.input_audio, f"{where}.input_audio")
         return inference_pb2.ContentPart(audio=audio), {"audio": "input_audio"}
     if part.type == _IMAGE:
-        url = _given(part.image_url, f"{where}.image_url")
+        url = given(part.image_url, f"{where}.image_url")
         return _image(part, url), {"image.detail": "detail", "image": "image_url"}
     return _file(part, where)
 
@@ -166,7 +166,7 @@ def _file(part: InputPart, where: str) -> tuple[inference_pb2.ContentPart, Mappi
     if part.file_url is not None:
         return _image(part, part.file_url), {"image.detail": "detail", "image": "file_url"}
     field = f"{where}.file_data"
-    data = file_of(_given(part.file_data, field), field=field)
+    data = file_of(given(part.file_data, field), field=field)
     if is_sound_file(data):
         audio = inference_pb2.AudioInput(data=data)
         return inference_pb2.ContentPart(audio=audio), {"audio": "file_data"}
@@ -183,12 +183,6 @@ def _image(part: InputPart, source: str | bytes) -> inference_pb2.ContentPart:
     else:
         image.data = source
     return inference_pb2.ContentPart(image=image)
-
-
-def _given(value: str | None, field: str) -> str:
-    if value is None:
-        raise missing(field)
-    return value
 
 
 def _text(content: str | Sequence[Part] | None, field: str, *, types: Sequence[str] = _TEXTS) -> str:
