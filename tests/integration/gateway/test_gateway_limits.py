@@ -323,9 +323,9 @@ class PolicyThrough(PolicyProcess):
 
 @pytest.fixture
 async def short_lease(tmp_path: Path, valkey_url: str, admin_key: str) -> AsyncIterator[PolicyProcess]:
-    """A policy process that gives back after 2 s what is not renewed."""
+    """A policy process that gives back after 6 s what is not renewed: a busy machine holds a renewal up."""
     process = PolicyProcess(
-        tmp_path, valkey_url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin_key, INFERFLUX_POLICY_LEASE_S="2"
+        tmp_path, valkey_url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin_key, INFERFLUX_POLICY_LEASE_S="6"
     )
     process.start()
     await process.wait_ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,16 @@ class Trail:
     def __init__(self, running: Running) -> None:
         self._running = running
         self._n_calls = 0
+        self.tenant = f"audited-{uuid.uuid4().hex[:8]}"  # a second try finds nothing of the first
 
     async def line(self, method: str, request: Any) -> tuple[Any, dict[str, Any]]:
         """The answer of a call, None where it was refused, and its audit line."""
         self._n_calls += 1
-        request_id = f"change-audit-{id(self)}-{self._n_calls}"
+        request_id = f"change-{self.tenant}-{self._n_calls}"
         metadata = (*bearer(self._running.admin), ("x-request-id", request_id))
         try:
             answer = await getattr(self._running.policy.stranger, method)(
-                request, metadata=metadata, timeout=10
+                request, metadata=metadata, timeout=30
             )
         except grpc.aio.AioRpcError:
             answer = None
@@ -62,11 +64,11 @@ WHAT = ("kind", "action", "name", "version_before", "version", "decision")
 
 
 async def test_changes_of_a_key_have_lines_with_its_versions(trail: Trail) -> None:
-    create = policy_pb2.CreateApiKeyRequest(tenant="audited", name="ci", scopes=["inference"])
+    create = policy_pb2.CreateApiKeyRequest(tenant=trail.tenant, name="ci", scopes=["inference"])
     made, line = await trail.line("CreateApiKey", create)
     key_id = made.api_key.key_id
     assert of(line, *WHAT) == ["api_key", "create", key_id, 0, 1, "allowed"]
-    assert of(line, "of_tenant", "key_name", "scopes") == ["audited", "ci", ["inference"]]
+    assert of(line, "of_tenant", "key_name", "scopes") == [trail.tenant, "ci", ["inference"]]
     assert made.secret not in str(line)
     key = policy_pb2.ApiKey(key_id=key_id, name="new", version=1)
     update = policy_pb2.UpdateApiKeyRequest(api_key=key, update_mask=FieldMask(paths=["name"]))
@@ -101,34 +103,53 @@ async def test_changes_of_a_key_have_lines_with_its_versions(trail: Trail) -> No
 
 
 async def test_changes_of_roles_and_limits_have_lines_with_their_versions(trail: Trail) -> None:
-    role = policy_pb2.SetRoleRequest(role=policy_pb2.Role(name="audited", scopes=["models"]))
+    role = policy_pb2.SetRoleRequest(role=policy_pb2.Role(name=trail.tenant, scopes=["models"]))
     for before in (0, 1):
         _, line = await trail.line("SetRole", role)
-        assert of(line, *WHAT) == ["role", "set", "audited", before, before + 1, "allowed"]
+        assert of(line, *WHAT) == ["role", "set", trail.tenant, before, before + 1, "allowed"]
         assert line["scopes"] == ["models"]
-    _, line = await trail.line("DeleteRole", policy_pb2.DeleteRoleRequest(name="audited", version=2))
-    assert of(line, *WHAT, "if_version") == ["role", "delete", "audited", 2, None, "allowed", 2]
-    limit = policy_pb2.RateLimit(subject="tenant:audited", tokens_per_day=5)
+    _, line = await trail.line("DeleteRole", policy_pb2.DeleteRoleRequest(name=trail.tenant, version=2))
+    assert of(line, *WHAT, "if_version") == ["role", "delete", trail.tenant, 2, None, "allowed", 2]
+    limit = policy_pb2.RateLimit(subject=f"tenant:{trail.tenant}", tokens_per_day=5)
     for before in (0, 1):
         _, line = await trail.line("SetRateLimit", policy_pb2.SetRateLimitRequest(rate_limit=limit))
-        assert of(line, *WHAT) == ["rate_limit", "set", "tenant:audited", before, before + 1, "allowed"]
+        assert of(line, *WHAT) == [
+            "rate_limit",
+            "set",
+            f"tenant:{trail.tenant}",
+            before,
+            before + 1,
+            "allowed",
+        ]
         assert line["limits"] == {"tokens_per_day": 5}
-    _, line = await trail.line("DeleteRateLimit", policy_pb2.DeleteRateLimitRequest(subject="tenant:audited"))
-    assert of(line, *WHAT) == ["rate_limit", "delete", "tenant:audited", 2, None, "allowed"]
+    _, line = await trail.line(
+        "DeleteRateLimit", policy_pb2.DeleteRateLimitRequest(subject=f"tenant:{trail.tenant}")
+    )
+    assert of(line, *WHAT) == ["rate_limit", "delete", f"tenant:{trail.tenant}", 2, None, "allowed"]
 
 
 async def test_changes_of_guardrails_have_lines_with_their_versions_and_no_text(trail: Trail) -> None:
-    given = guardrails_pb2.Guardrails(tenant="audited", rules=RULES)
+    given = guardrails_pb2.Guardrails(tenant=trail.tenant, rules=RULES)
     request = guardrails_pb2.SetGuardrailsRequest(guardrails=given)
     made, line = await trail.line("SetGuardrails", request)
     first = made.guardrails.version
-    assert of(line, *WHAT) == ["guardrails", "set", "audited/", 0, first, "allowed"]
+    assert of(line, *WHAT) == ["guardrails", "set", f"{trail.tenant}/", 0, first, "allowed"]
     made, line = await trail.line("SetGuardrails", request)
     second = made.guardrails.version
-    assert of(line, *WHAT, "n_blocked") == ["guardrails", "set", "audited/", first, second, "allowed", 1]
+    assert of(line, *WHAT, "n_blocked") == [
+        "guardrails",
+        "set",
+        f"{trail.tenant}/",
+        first,
+        second,
+        "allowed",
+        1,
+    ]
     assert "a-secret-word" not in str(line)
-    stale = guardrails_pb2.DeleteGuardrailsRequest(tenant="audited", version=first)
+    stale = guardrails_pb2.DeleteGuardrailsRequest(tenant=trail.tenant, version=first)
     _, line = await trail.line("DeleteGuardrails", stale)
     assert of(line, "decision", "reason", "if_version") == ["refused", "VERSION_MISMATCH", first]
-    _, line = await trail.line("DeleteGuardrails", guardrails_pb2.DeleteGuardrailsRequest(tenant="audited"))
-    assert of(line, *WHAT) == ["guardrails", "delete", "audited/", second, None, "allowed"]
+    _, line = await trail.line(
+        "DeleteGuardrails", guardrails_pb2.DeleteGuardrailsRequest(tenant=trail.tenant)
+    )
+    assert of(line, *WHAT) == ["guardrails", "delete", f"{trail.tenant}/", second, None, "allowed"]
