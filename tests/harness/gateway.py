@@ -40,6 +40,7 @@ from inferflux.v1 import (
 )
 
 WAIT_S = 20.0
+START_LIMIT_S = 60.0
 CONTEXT = 512
 VOCABULARY = 2048
 
@@ -133,7 +134,7 @@ class GatewayProcess:
             status, _ = await self.get("/readyz")
             return status == (200 if ready else 503)
 
-        await until(is_so)
+        await until(is_so, timeout_s=START_LIMIT_S)
 
     def log_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
