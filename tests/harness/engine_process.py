@@ -51,7 +51,8 @@ def engine(**options: Any) -> Iterator[Engine]:
     }
     ours, theirs = socket.socketpair()
     read_end, write_end = os.pipe()
-    inherited = (theirs.fileno(), read_end)
+    note = os.open(os.devnull, os.O_WRONLY)
+    inherited = (theirs.fileno(), read_end, note)
     with (
         ours,
         subprocess.Popen(
@@ -60,6 +61,7 @@ def engine(**options: Any) -> Iterator[Engine]:
     ):
         theirs.close()
         os.close(read_end)
+        os.close(note)
         channel = ChildEnd(ours, engine_pb2.EngineReport.FromString)
         channel.send(engine_pb2.EngineCommand(load=engine_pb2.EngineConfig(**usual | options)))
         yield Engine(process, ours, channel, write_end, channel.receive())

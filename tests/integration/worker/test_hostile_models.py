@@ -60,7 +60,7 @@ async def load(path: Path, *, load_limit_s: float = 60.0, kv_cells: int = 0) -> 
         if report.HasField("ready"):
             ready.set_result(report.ready)
 
-    async def on_death(why: str) -> None:
+    async def on_death(why: str, _killer: str) -> None:
         raise AssertionError(why)
 
     host = EngineHost(config, on_report, on_death, load_limit_s=load_limit_s)

@@ -277,3 +277,51 @@ def test_a_request_that_a_death_lists_twice_is_lost_once() -> None:
     assert job.engine_deaths == 1
     quarantine.end()
     assert quarantine.outcome(key) == "length"
+
+
+class Crashed(Quarantined):
+    """A world in which an engine names the image that it crashes over."""
+
+    IMAGE = "a" * 64
+
+    def ask_about(self, name: str, image_id: str = IMAGE) -> RequestKey:
+        request = make_request(name, max_tokens=12, at=self.world.now)
+        request.images.add(id=image_id)
+        key = self.world.submit(request)
+        self.world.settle()
+        return key
+
+    def crash(self) -> None:
+        worker = self.world.workers["w0"]
+        event = worker.event()
+        event.engine_died.killer_image_id = self.IMAGE
+        event.engine_died.message = "the engine was ended by SIGABRT"
+        for key, sequence in worker.residents.items():
+            resident = event.engine_died.residents.add(tenant=key.tenant, request_id=key.request_id)
+            resident.epoch = sequence.epoch
+        worker.residents.clear()
+        self.world.tell(lambda: self.world.core.on_event(event, self.world.now))
+        self.world.settle()
+
+
+def test_an_image_that_an_engine_crashed_over_ends_its_requests_and_makes_no_suspects() -> None:
+    crashed = Crashed(1)
+    others = [crashed.submit("r0"), crashed.ask_about("r1", "b" * 64)]
+    killers = [crashed.ask_about(f"killer{i}") for i in range(3)]  # the last one waits
+    crashed.crash()
+    assert {crashed.outcome(key) for key in killers} == {"POISON_REQUEST"}
+    assert not any(job.is_suspect for job in crashed.world.core.jobs.values())
+    later = crashed.ask_about("later")
+    assert crashed.outcome(later) == "POISON_REQUEST"
+    crashed.end()
+    assert {crashed.outcome(key) for key in others} == {"length"}
+
+
+def test_an_image_that_an_engine_crashed_over_is_tried_again_after_an_hour() -> None:
+    crashed = Crashed(1)
+    crashed.ask_about("killer")
+    crashed.crash()
+    crashed.world.pass_time(3601.0)
+    later = crashed.ask_about("later")
+    crashed.end()
+    assert crashed.outcome(later) == "length"

@@ -14,9 +14,9 @@ from inferflux.worker.engine_host import EngineHost, EngineLoadError
 class DyingHost(EngineHost):
     """Its engine was ready once and dies whenever it is started."""
 
-    async def _run_once(self) -> tuple[bool, str]:
+    async def _run_once(self) -> tuple[bool, str, str]:
         self._was_ready = True
-        return False, "it died"
+        return False, "it died", ""
 
 
 async def test_stopping_does_not_wait_for_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +27,7 @@ async def test_stopping_does_not_wait_for_the_next_start(monkeypatch: pytest.Mon
     async def on_report(_report: engine_pb2.EngineReport) -> None:
         raise AssertionError("there is nothing to report")
 
-    async def on_death(_why: str) -> None:
+    async def on_death(_why: str, _killer: str) -> None:
         died.set()
 
     host = DyingHost(engine_pb2.EngineConfig(), on_report, on_death, load_limit_s=60.0)
@@ -47,7 +47,7 @@ async def test_a_model_that_loads_no_more_is_given_up_after_some_engines(
     async def on_report(_report: engine_pb2.EngineReport) -> None:
         raise AssertionError("there is nothing to report")
 
-    async def on_death(why: str) -> None:
+    async def on_death(why: str, _killer: str) -> None:
         deaths.append(why)
 
     host = DyingHost(engine_pb2.EngineConfig(), on_report, on_death, load_limit_s=60.0)

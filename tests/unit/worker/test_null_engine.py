@@ -204,7 +204,7 @@ def engine_of(
     async def on_report(report: engine_pb2.EngineReport) -> None:
         reports.append(report)
 
-    async def on_death(why: str) -> None:
+    async def on_death(why: str, _killer: str) -> None:
         deaths.append(why)
 
     return NullEngine(

@@ -626,7 +626,12 @@ class EngineDied(_message.Message):
 
     RESIDENTS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    KILLER_IMAGE_ID_FIELD_NUMBER: _builtins.int
     message: _builtins.str
+    killer_image_id: _builtins.str
+    """The id of the image or sound that it crashed over while it computed nothing else of its request; empty where it
+    was another cause, or is not known.
+    """
     @_builtins.property
     def residents(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEpoch]: ...
     def __init__(
@@ -634,10 +639,11 @@ class EngineDied(_message.Message):
         *,
         residents: _abc.Iterable[Global___RequestEpoch] | None = ...,
         message: _builtins.str = ...,
+        killer_image_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "residents", b"residents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["killer_image_id", b"killer_image_id", "message", b"message", "residents", b"residents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,11 @@ def object_name(id_: str, unix_s: float) -> str:
     return f"{id_}.{int(unix_s) // _OBJECT_PERIOD_S}"
 
 
+def id_of(object_: str) -> str:
+    """The id of the image that an object holds."""
+    return object_.partition(".")[0]
+
+
 def placeholders(id_: str, n: int, part: int = 0) -> list[int]:
     """The `n` token ids that stand for a part of an image: SHAKE-256 of its id and the part, 30 bits each."""
     name = bytes.fromhex(id_) + (part.to_bytes(4, "little") if part else b"")
@@ -62,6 +67,16 @@ def placeholders(id_: str, n: int, part: int = 0) -> list[int]:
 def without_placeholders(token_ids: Sequence[int]) -> list[int]:
     """The token ids that a vocabulary has."""
     return [token for token in token_ids if token < FIRST_PLACEHOLDER]
+
+
+def check_image_id(id_: str, field: str) -> None:
+    """An id of an image, or none.
+
+    Raises:
+        InvalidArgument: something else.
+    """
+    if id_ and not _ID.fullmatch(id_):
+        raise InvalidArgument("no id of an image", field=field)
 
 
 def check_images(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from inferflux.common.model_roles import embeds
 from inferflux.common.tasks import is_set_within
 from inferflux.v1 import engine_pb2
 
+from .engine.image_note import noted_in
 from .engine_process import EMBEDDER, ENGINE, EngineProcess
 
 _FIRST_BACKOFF_S = 0.1
@@ -22,11 +24,14 @@ _LONGEST_BACKOFF_S = 10.0
 _STOP_WAIT_S = 2.0
 # Engines one after the other that could not load a model which an engine before them had loaded.
 _MOST_FAILED_LOADS = 5
+_CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+# Parts of llama.cpp whose assertions fail when a device, or another machine, is gone.
+_DEVICES = ("/ggml-rpc/", "/ggml-cuda/")
 
 log = logs.get("worker.engine_host")
 
 ReportHandler = Callable[[engine_pb2.EngineReport], Awaitable[None]]
-DeathHandler = Callable[[str], Awaitable[None]]
+DeathHandler = Callable[[str, str], Awaitable[None]]
 StartEngine = Callable[[str], EngineProcess]
 
 
@@ -41,7 +46,8 @@ class EngineHost:
         config: sent to every new engine.
         load_limit_s: an engine that has not loaded its model by then is killed.
         on_report: awaited for each report, in order.
-        on_death: awaited as soon as the engine is gone, with the cause.
+        on_death: awaited as soon as the engine is gone, with the cause, and the object of the image that it
+            crashed over; "" where it was another cause, or is not known.
         start: gives a process that runs a module and waits to be told what to load.
     """
 
@@ -86,12 +92,12 @@ class EngineHost:
         backoff = _FIRST_BACKOFF_S
         failed_loads = 0
         while not self._stopping.is_set():
-            loaded, why = await self._run_once()
+            loaded, why, killer = await self._run_once()
             if self._stopping.is_set():
                 return
             if not self._was_ready:
                 raise EngineLoadError(why)
-            await self._on_death(why)
+            await self._on_death(why, killer)
             failed_loads = 0 if loaded else failed_loads + 1
             if failed_loads == _MOST_FAILED_LOADS:
                 raise EngineLoadError(why)
@@ -113,19 +119,23 @@ class EngineHost:
         if self._process is not None:
             await _end(self._process)
 
-    async def _run_once(self) -> tuple[bool, str]:
-        """One engine's life: (whether it loaded the model, what ended it)."""
+    async def _run_once(self) -> tuple[bool, str, str]:
+        """One engine's life: (whether it loaded the model, what ended it, the image that it crashed over)."""
         engine = self._start(self._module)
         try:
             loaded, why, code = await self._live(engine)
             lines = engine.stderr.last_lines()
+            noted = noted_in(engine.note.read())
         finally:
             engine.close()
         if loaded and lines:
             sys.stderr.write("\n".join(lines) + "\n")
+        killer = ""
         if not why:
-            why = _describe(code, cause_in(lines))
-        return loaded, why if loaded else self._naming_the_file(why)
+            cause = cause_in(lines)
+            why = _describe(code, cause)
+            killer = noted if _is_crash(code, cause) else ""
+        return loaded, why if loaded else self._naming_the_file(why), killer
 
     async def _live(self, engine: EngineProcess) -> tuple[bool, str, int]:
         """One process: (whether it loaded the model, why it could not or was killed, its exit code)."""
@@ -166,6 +176,11 @@ async def _end(process: subprocess.Popen[bytes]) -> int:
     except TimeoutError:
         process.kill()
         return await wait_for_end(process)
+
+
+def _is_crash(code: int, cause: str) -> bool:
+    """Whether native code ended the process over what it computed: not another process, nor a device."""
+    return -code in _CRASHES and not any(device in cause for device in _DEVICES)
 
 
 def _describe(code: int, cause: str) -> str:

@@ -33,20 +33,22 @@ class EngineProcess:
         socket: this end of its channel.
         lifeline: the process ends when this is closed.
         stderr: what it prints.
+        note: what it computes that may end it: see `engine.image_note`.
     """
 
     process: subprocess.Popen[bytes]
     socket: socket.socket
     lifeline: int
     stderr: Captured
+    note: Captured
 
     @classmethod
     def start(cls, module: str) -> Self:
         spin_count = EMBEDDER_SPIN_COUNT if module == EMBEDDER else SPIN_COUNT
         ours, theirs = socket.socketpair()
         lifeline_end, lifeline = os.pipe()
-        stderr = Captured()
-        inherited = (theirs.fileno(), lifeline_end)
+        stderr, note = Captured(), Captured()
+        inherited = (theirs.fileno(), lifeline_end, note.fileno())
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, inherited)],
@@ -59,11 +61,12 @@ class EngineProcess:
             ours.close()
             os.close(lifeline)
             stderr.close()
+            note.close()
             raise
         finally:
             theirs.close()
             os.close(lifeline_end)
-        return cls(process, ours, lifeline, stderr)
+        return cls(process, ours, lifeline, stderr, note)
 
     def discard(self) -> None:
         """End one that was told nothing."""
@@ -76,6 +79,7 @@ class EngineProcess:
         """Once it has ended; its socket is closed by then."""
         os.close(self.lifeline)
         self.stderr.close()
+        self.note.close()
 
 
 class SpareEngine:

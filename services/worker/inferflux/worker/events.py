@@ -50,9 +50,14 @@ class WorkerEvents:
         report.generated_tokens = moved.generated_tokens
         await self._publish(event)
 
-    async def engine_died(self, lost: Iterable[Resident], why: str) -> None:
-        """The engine is gone with all of its requests."""
+    async def engine_died(self, lost: Iterable[Resident], why: str, *, killer_id: str = "") -> None:
+        """The engine is gone with all of its requests.
+
+        Args:
+            killer_id: of the image that it crashed over; "" where there is none.
+        """
         event = self._event()
+        event.engine_died.killer_image_id = killer_id
         event.engine_died.message = why
         event.engine_died.residents.extend(resident.identity() for resident in lost)
         await self._publish(event)

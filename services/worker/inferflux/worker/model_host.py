@@ -10,7 +10,7 @@ from typing import Protocol
 
 from inferflux.common import logs
 from inferflux.common.errors import InferFluxError, Unavailable
-from inferflux.common.images import unpacked
+from inferflux.common.images import id_of, unpacked
 from inferflux.common.model_roles import embeds
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.sounds import is_sound, unpacked_sound
@@ -481,8 +481,12 @@ class ModelHost:
             image.error = error.message
         self._engine.send(engine_pb2.EngineCommand(image=image))
 
-    async def on_engine_death(self, why: str) -> None:
-        """Tell the scheduler which requests are gone with the engine."""
+    async def on_engine_death(self, why: str, killer: str = "") -> None:
+        """Tell the scheduler which requests are gone with the engine.
+
+        Args:
+            killer: the object of the image that it crashed over; "" where there is none.
+        """
         self._metrics.engine_died()
         self.why_not_ready = why
         self.stats = engine_pb2.StepStats()
@@ -494,7 +498,7 @@ class ModelHost:
             request_log.left(resident, "engine_died")
         self._has_news.set()
         self._flushed.set()  # there is nothing to wait for
-        await self._shared.events.engine_died(lost, why)
+        await self._shared.events.engine_died(lost, why, killer_id=id_of(killer))
         await self._shared.on_change()
 
     async def _watch(self) -> None:

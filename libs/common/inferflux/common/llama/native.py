@@ -29,6 +29,9 @@ _GGML_LOG_LEVEL_ERROR = 4
 log_errors: deque[tuple[int, str]] = deque(maxlen=20)
 """The latest warnings and errors llama.cpp logged, for error messages: their level and text."""
 
+on_abort: list[Callable[[], None]] = []
+"""Called when an assertion of llama.cpp fails, by the thread that it fails in, before the process ends."""
+
 _keep_alive: list[Any] = []
 _readers: list[Callable[[str], None]] = []
 
@@ -69,11 +72,13 @@ def capture_log_of(set_log: Any) -> None:
 def _name_aborts(bindings: Any) -> None:
     """Have a failed assertion say so in one line of stderr before it ends the process."""
 
-    def on_abort(message: bytes) -> None:
+    def tell(message: bytes) -> None:
+        for hear in on_abort:
+            hear()
         where_and_what = message.decode("utf-8", "replace").rpartition("/vendor/")[2]
         os.write(2, f"{ABORTED}{one_line(where_and_what)}\n".encode())
 
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(on_abort)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(tell)
     _keep_alive.append(callback)
     set_callback = bindings._lib.ggml_set_abort_callback  # noqa: SLF001 - bound by nothing else
     set_callback.restype = ctypes.c_void_p

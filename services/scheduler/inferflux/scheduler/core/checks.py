@@ -19,7 +19,7 @@ from inferflux.common.epochs import MAX_EPOCH
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params, check_priority, check_token_ids
 from inferflux.common.heartbeats import MAX_REQUESTS, check_identity, check_requests
-from inferflux.common.images import MAX_PARTS
+from inferflux.common.images import MAX_PARTS, check_image_id
 from inferflux.common.worker_pools import parse_pools
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
@@ -91,6 +91,7 @@ def check_event(event: scheduler_pb2.WorkerEvent) -> None:
             _check_yielded(event.request_yielded)
         case "engine_died":
             check_requests(event.engine_died.residents, "engine_died.residents")
+            check_image_id(event.engine_died.killer_image_id, "engine_died.killer_image_id")
         case "worker_left":
             check_requests(event.worker_left.residents, "worker_left.residents")
         case "worker_died":

@@ -22,6 +22,7 @@ from .assignments import Residence, UnownedRequest
 from .batches import deschedule_of
 from .fairness import FairnessController, FairnessSettings
 from .jobs import Job, JobState, RequestKey, RequeueReason, TerminalEvent
+from .killer_images import KillerImages
 from .limits import Limits
 from .memory import Recent
 from .placement import Placement, cells_wanted_on
@@ -47,6 +48,7 @@ class SchedulerState:
         self.placement: Final = Placement()
         self.table: Final = SlotTable(self.placement)
         self.announcements: Final = Announcements()
+        self.killer_images: Final = KillerImages()
         self._jobs: dict[RequestKey, Job] = {}
         self._handled: Job | None = None
         self._is_settled = False
@@ -160,7 +162,7 @@ class SchedulerState:
         job.queued_s = now
         if job.is_expired(now):
             return self.finish(job, outcomes.expired())
-        if why := self.placement.why_never(job):
+        if why := self.placement.why_never(job) or self.killer_images.why_not(job, now):
             return self.finish(job, outcomes.impossible(why))
         return self.wait(job)
 
@@ -293,6 +295,15 @@ class SchedulerState:
         if job.retries > self.limits.max_retries:
             return outcomes.retries_exhausted(job, reason.value)
         return None
+
+    def end_killers(self, now: float) -> list[Action]:
+        """End the jobs that wait with an image which an engine has crashed over."""
+        waiting = [
+            (job, self.killer_images.why_not(job, now)) for job in self._jobs.values() if job.is_queued
+        ]
+        return [
+            action for job, why in waiting if why for action in self.finish(job, outcomes.impossible(why))
+        ]
 
     def finish(self, job: Job, terminal_event: TerminalEvent) -> list[Action]:
         """End it here, with a terminal chunk of the scheduler's own; but first find out, where it may run or

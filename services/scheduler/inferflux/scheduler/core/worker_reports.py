@@ -16,6 +16,7 @@ from .placement import cells_wanted_on
 from .rates import ModelRates
 from .slots import WorkerSlots
 from .state import SchedulerState
+from .suspects import Blame
 
 _GONE_REMEMBERED = 4096
 
@@ -233,13 +234,18 @@ class WorkerReports:
         jobs = list(dict.fromkeys(job for job in resident if job is not None))
         may_compute = [job for job in jobs if worker.assignments[job.key].may_compute]
         was_alone = len(may_compute) == 1 and None not in resident
-        blames = [
-            suspects.blame_for_engine(job, worker, was_alone=was_alone, limits=self._state.limits)
-            for job in jobs
-        ]
+        blames = [Blame.NONE] * len(jobs)
+        if died.killer_image_id:
+            for model in {job.model for job in jobs}:
+                self._state.killer_images.add(model, died.killer_image_id, died.message, now)
+        else:
+            blames = [
+                suspects.blame_for_engine(job, worker, was_alone=was_alone, limits=self._state.limits)
+                for job in jobs
+            ]
         for job, blame in zip(jobs, blames, strict=True):
             out += self._state.requeue(job, RequeueReason.ENGINE_DIED, now, blame=blame)
-        return out
+        return out + self._state.end_killers(now) if died.killer_image_id else out
 
     def _resident(self, worker: WorkerSlots, entry: scheduler_pb2.RequestEpoch) -> Job | None:
         """The job of a request that a worker has; None if it is not there as far as is known here."""

@@ -1,4 +1,5 @@
-"""`python -m inferflux.worker.engine FD LIFELINE`: the engine process, with its socket and its lifeline.
+"""`python -m inferflux.worker.engine FD LIFELINE NOTE`: the engine process, with its socket, its lifeline and
+its `image_note`.
 
 Nothing but llama.cpp, numpy and what constraints need is imported here. One thread computes: llama.cpp's
 thread team belongs to the thread that calls it. Another waits for the lifeline's end, a third compiles
@@ -21,12 +22,14 @@ from pathlib import Path
 from inferflux.common import heap
 from inferflux.common.frames import ChildEnd
 from inferflux.common.lifeline import exit_at_end_of
+from inferflux.common.llama.native import on_abort
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .constraints import Constraints
 from .context import DecodeError
 from .core import Engine
 from .envelope import Identity
+from .image_note import ImageNote
 from .images import Images
 from .native import Backend, LoadError
 from .paths import paths_of
@@ -81,11 +84,11 @@ class Inbox:
         return new
 
 
-def run(worker: _Worker) -> None:
+def run(worker: _Worker, note: ImageNote) -> None:
     """Serve until the worker closes its end."""
     heap.set_apart()
     inbox = Inbox(worker)
-    engine = _load(worker, inbox)
+    engine = _load(worker, inbox, note)
     try:
         while True:
             serve_step(engine, worker, inbox)
@@ -113,11 +116,12 @@ def _report(engine: Engine, worker: _Worker) -> None:
         worker.send(report)
 
 
-def _load(worker: _Worker, inbox: Inbox) -> Engine:
+def _load(worker: _Worker, inbox: Inbox, note: ImageNote) -> Engine:
     config = worker.receive().load
     try:
         backend = Backend(config)
         disk, disk_error = _disk(config, backend.identity)
+        backend.note_images(note)
         constraints = Constraints(backend.vocab, backend.trials.constraint_error)
         backend.trials.constraint_error = constraints.why_not
         engine = Engine(
@@ -139,7 +143,9 @@ def _load(worker: _Worker, inbox: Inbox) -> Engine:
             speculation=config.speculation or OFF,
             is_deterministic=config.deterministic,
             draft_model=backend.new_draft_model(config) if config.draft_model_path else None,
-            images=Images(backend.projector, max_bytes=config.image_bytes) if backend.projector else None,
+            images=Images(backend.projector, max_bytes=config.image_bytes, note=note)
+            if backend.projector
+            else None,
             arrived=inbox.arrived,
         )
     except (LoadError, DecodeError) as error:
@@ -220,6 +226,9 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_at_end_of(int(sys.argv[2]), grace_s=_GRACE_S)
     try:
-        run(ChildEnd(socket.socket(fileno=int(sys.argv[1])), engine_pb2.EngineCommand.FromString))
+        worker_end = ChildEnd(socket.socket(fileno=int(sys.argv[1])), engine_pb2.EngineCommand.FromString)
+        note = ImageNote(int(sys.argv[3]))
+        on_abort.append(note.on_abort)
+        run(worker_end, note)
     except (EOFError, ConnectionError):
         sys.exit(0)

@@ -20,6 +20,7 @@ from inferflux.common.llama.native import first_log_error, llama, reading_log
 
 from .batch import Batch
 from .fit import whole_cells
+from .image_note import ImageNote
 from .kv_types import USUAL, KvTypes
 from .load_log import LoadLog
 from .planner import ScheduledTokens
@@ -83,6 +84,7 @@ class Context:
 
     Attributes:
         flash_attention: whether it is in use.
+        note: names the image whose cells are computed.
 
     Raises:
         ContextError: llama.cpp gave none.
@@ -138,6 +140,7 @@ class Context:
         self.batch_tokens = int(llama.llama_n_batch(self._context))
         self.physical_batch = int(llama.llama_n_ubatch(self._context))
         self._batch = Batch(self.batch_tokens)
+        self.note = ImageNote()
         self._adapter: Adapter | None = None
 
     def close(self) -> None:
@@ -197,13 +200,14 @@ class Context:
             if span is None:
                 tokens.append(part)
             elif span.encoded is not None:
-                self.decode_image(
-                    span.encoded,
-                    part.sequence.position - span.first,
-                    part.n,
-                    seq_id=part.sequence.seq_id,
-                    position=images.position(span.first),
-                )
+                with self.note.decoding(span.object):
+                    self.decode_image(
+                        span.encoded,
+                        part.sequence.position - span.first,
+                        part.n,
+                        seq_id=part.sequence.seq_id,
+                        position=images.position(span.first),
+                    )
         n_tokens, outputs = self._batch.fill(tokens)
         if n_tokens == 0:
             return np.empty((0, self._vocabulary), np.float32)

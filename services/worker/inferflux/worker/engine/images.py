@@ -10,6 +10,7 @@ from typing import Protocol
 
 from inferflux.v1 import engine_pb2, generation_pb2
 
+from .image_note import ImageNote
 from .projector import EncodedRun, ProjectorError
 
 
@@ -116,10 +117,12 @@ class Images:
     Args:
         encoder: None where the model takes no images.
         max_bytes: of embeddings that are kept after their requests have ended; the least used go first.
+        note: names the one that is encoded.
     """
 
-    def __init__(self, encoder: Encodes | None, *, max_bytes: int) -> None:
+    def __init__(self, encoder: Encodes | None, *, max_bytes: int, note: ImageNote | None = None) -> None:
         self._encoder = encoder
+        self._note = note or ImageNote()
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, Several[EncodedRun]] = OrderedDict()
         self._kept_bytes = 0
@@ -168,7 +171,11 @@ class Images:
         if image.error or self._thread is None or self._encoder is None:
             self._fail(image.object, image.error or "this engine takes no images")
             return
-        self._encoding[image.object] = self._thread.submit(self._encoder.encode, image)
+        self._encoding[image.object] = self._thread.submit(self._encode, self._encoder, image)
+
+    def _encode(self, encoder: Encodes, image: engine_pb2.EngineImage) -> Several[EncodedRun]:
+        with self._note.encoding(image.object):
+            return encoder.encode(image)
 
     def settle(self) -> None:
         """Take what is encoded by now."""

@@ -49,6 +49,7 @@ from .fit import (
     cells_in,
     fit_cells,
 )
+from .image_note import ImageNote
 from .kv_types import NUMBER_TYPES, USUAL, KvType, KvTypes
 from .load_log import LoadLog
 from .placement import Placement, PlacementError
@@ -163,6 +164,10 @@ class Backend:
         self.adapter_switches = 0
         self.identity = self._identity(config)
         self.projector = self._new_projector(config)
+
+    def note_images(self, note: ImageNote) -> None:
+        """Have each image named in `note` while its cells are computed."""
+        self._main.note = note
 
     def _new_projector(self, config: engine_pb2.EngineConfig) -> Projector | None:
         """What encodes images; None where none is asked for.

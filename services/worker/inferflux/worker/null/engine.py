@@ -75,7 +75,7 @@ class NullEngine:
             await self._on_report(engine_pb2.EngineReport(ready=self._ready()))
             await self._live(core)
             if not self._is_stopping:
-                await self._on_death(self._killed_for)
+                await self._on_death(self._killed_for, "")
                 await asyncio.sleep(_RESTART_S)
 
     async def stop(self) -> None:
