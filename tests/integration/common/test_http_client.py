@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from harness.certificates import Certificates
+from harness.http_proxy import http_proxy
 from harness.policy import until
 
 from inferflux.common.errors import Unavailable
 from inferflux.common.http_addresses import parse_networks
 from inferflux.common.http_client import HttpClient, HttpResponse
+from inferflux.common.http_proxies import Proxies
 from inferflux.common.http_settings import HttpClientSettings
 from inferflux.common.settings import load
 
@@ -228,13 +230,82 @@ async def test_what_is_no_http_and_what_does_not_listen_is_unreachable() -> None
         assert (await refused(client.get(server.url))).reason == "HTTP_UNREACHABLE"
 
 
-async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_the_environment_is_not_used_unless_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving(answering(b"{}")) as server, serving(answering(b"proxy")) as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
         async with client_of() as client:
             assert (await client.get(server.url)).body == b"{}"
         assert proxy.connections == 0
+
+
+def through(monkeypatch: pytest.MonkeyPatch, proxy: str, *, none_for: str = "") -> Proxies:
+    """The proxies of an environment that has this one for everything."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", proxy)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.setenv("no_proxy", none_for)
+    return Proxies.of_environment()
+
+
+async def test_a_client_of_the_environment_s_proxies_asks_servers_through_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Certificates.made(tmp_path / "own")
+    ours, theirs = made.server().server_context(), made.client().client_context
+    async with (
+        serving(answering(b"plain")) as plain,
+        serving(answering(b"safe"), ours) as safe,
+        http_proxy() as proxy,
+    ):
+        urls = {
+            f"http://models.example:{plain.port}/a?b=c": b"plain",
+            f"https://localhost:{safe.port}/": b"safe",
+        }
+        login = proxy.url.replace("//", "//user:pass%20word@")
+        async with client_of(proxies=through(monkeypatch, login), tls=theirs) as client:
+            for url, body in urls.items():
+                assert (await client.get(url)).body == body
+            async with client.stream(next(iter(urls))) as stream:
+                assert [part async for part in stream.parts] == [b"plain"]
+        assert proxy.asked == [
+            f"GET http://models.example:{plain.port}/a?b=c HTTP/1.1",
+            f"CONNECT localhost:{safe.port} HTTP/1.1",
+            f"GET http://models.example:{plain.port}/a?b=c HTTP/1.1",
+        ]
+        assert all("Proxy-Authorization: Basic dXNlcjpwYXNzIHdvcmQ=\r\n" in head for head in proxy.heads)
+        none_for = through(monkeypatch, proxy.url, none_for="127.0.0.1,example.org")
+        async with client_of(proxies=none_for) as client:
+            assert (await client.get(plain.url)).body == b"plain"
+        assert len(proxy.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("proxy", "url", "reason", "said"),
+    [
+        ("socks5://127.0.0.1:9", "https://a.example/", "HTTP_BAD_PROXY", "begins with http://"),
+        ("http://a:b:c", "https://a.example/", "HTTP_BAD_PROXY", "no URL"),
+        ("127.0.0.1:9", "https://a.example/", "HTTP_UNREACHABLE", "through the proxy http://127.0.0.1:9 "),
+        (
+            "http://10.1.2.3:9",
+            "http://a.example/",
+            "HTTP_ADDRESS_REFUSED",
+            "the proxy http://10.1.2.3:9 has no",
+        ),
+        ("http://127.0.0.1:9", "https://10.1.2.3/", "HTTP_ADDRESS_REFUSED", "https://10.1.2.3 through"),
+        ("http://127.0.0.1:9", "https://[::ffff:10.1.2.3]/", "HTTP_ADDRESS_REFUSED", "through"),
+    ],
+)
+async def test_what_a_proxy_cannot_or_may_not_do_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, url: str, reason: str, said: str
+) -> None:
+    async with client_of(proxies=through(monkeypatch, proxy)) as client:
+        error = await refused(client.get(url))
+    assert error.reason == reason
+    assert said in error.message
 
 
 async def test_a_certificate_is_checked_against_the_name_of_the_url(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from harness.audit import lines_in
+from harness.http_proxy import http_proxy
 from harness.issuers import Provider, ScriptedIssuer, issuers_variables, scripted
 from harness.oidc_keys import SigningKey, claims_of, encoded, part
 from harness.policy import PolicyProcess, bearer, refusal, until
@@ -332,6 +333,17 @@ async def test_keys_are_found_where_the_setting_says(
             "url": {"/keys"},
         }
         assert set(issuer.asked) == expected[where]
+
+
+async def test_keys_are_asked_for_through_the_proxy_of_the_environment(
+    start_policy: StartPolicy, policy_valkey: ServerProcess
+) -> None:
+    async with scripted(EC) as issuer, http_proxy() as proxy:
+        named = issuers_variables(fields_of(issuer)) | {"http_proxy": proxy.url, "HTTPS_PROXY": proxy.url}
+        policy = await start_policy(policy_valkey.url, **named)
+        await policy.admit(good(issuer))
+        assert proxy.asked
+        assert all(f" {issuer.issuer}/" in asked for asked in proxy.asked)
 
 
 async def test_keys_are_asked_for_before_they_are_needed_and_kept(

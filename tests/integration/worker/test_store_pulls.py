@@ -7,11 +7,13 @@ import hashlib
 import random
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.commands import outcome_of
+from harness.http_proxy import http_proxy
 from harness.model_server import LOOPBACK, TOKEN, ModelServer, Served, model_server
 
 from inferflux.common.errors import (
@@ -24,6 +26,7 @@ from inferflux.common.errors import (
 )
 from inferflux.common.http_addresses import parse_networks
 from inferflux.common.http_client import HttpClient
+from inferflux.worker.store.__main__ import Reports, run_task
 from inferflux.worker.store.folder import StoreFolder
 from inferflux.worker.store.pulling import pull
 from inferflux.worker.store.task import Report, Task
@@ -96,6 +99,24 @@ async def test_a_model_is_pulled_with_its_manifest(world: World) -> None:
     (manifest,) = world.store.manifests()
     assert (manifest.name, manifest.source) == ("m", f"{world.server.url}/m.gguf")
     assert (manifest.digest, manifest.size) == (DIGEST, len(DATA))
+
+
+async def test_a_pull_goes_through_the_proxy_of_the_environment(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Task("pull", str(world.store.path), "m", source=f"{world.server.url}/m.gguf", networks=LOOPBACK)
+    async with http_proxy() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        report = await run_task(task, Reports())
+        assert report.digest == DIGEST
+        assert proxy.asked
+        assert all(f" {world.server.url}/m.gguf " in asked for asked in proxy.asked)
+        monkeypatch.setenv("no_proxy", LOOPBACK.partition("/")[0])
+        proxy.asked.clear()
+        assert (await run_task(replace(task, name="other"), Reports())).digest == DIGEST
+        assert not proxy.asked
 
 
 async def test_a_transfer_that_breaks_at_every_tenth_is_resumed_and_the_file_is_the_same(

@@ -7,7 +7,9 @@ A URL may have come from elsewhere, such as a discovery document. So the client 
 - `http://` is for these networks alone; everywhere else it is `https://`, with a certificate that is checked.
 - Redirects are followed by `stream` alone, so far as it is told; each is held to these rules, none leads from
   `https://` to `http://`, and credentials stay with the server that they are for.
-- No proxy of the environment is used, no cookie is kept.
+- A proxy is used where the client is made with the environment's. It resolves names, so that only hosts that
+  are addresses are checked. For `http://` its own address has to be in `allowed_networks`.
+- No cookie is kept.
 - A request has one time limit, from the name's look-up to the last byte; one of `stream` has a limit for each
   wait. A body has a size limit, but for `stream`. A compressed body is not taken.
 """
@@ -26,8 +28,9 @@ import httpcore2
 import httpx2
 
 from inferflux.common.errors import Unavailable
-from inferflux.common.http_addresses import Network
+from inferflux.common.http_addresses import Network, parse_networks
 from inferflux.common.http_connecting import AddressRefused, CheckedBackend, Resolve, resolve
+from inferflux.common.http_proxies import BadProxy, Proxies, Proxy, may_ask_for
 
 ALLOWED_NETWORKS = "INFERFLUX_HTTP_ALLOWED_NETWORKS"
 TIMEOUT_S = 5.0
@@ -35,6 +38,7 @@ MAX_BODY_BYTES = 1 << 20
 _MAX_CONNECTIONS = 32
 _IDLE_S = 30.0
 _SCHEMES = ("http", "https")
+_EVERYWHERE = parse_networks(("0.0.0.0/0", "::/0"))
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
@@ -88,6 +92,7 @@ class HttpClient:
 
     | reason | |
     |---|---|
+    | `HTTP_BAD_PROXY` | the environment names a proxy that is none for HTTP |
     | `HTTP_BAD_URL` | not a URL of `http` or `https`, or one with a password |
     | `HTTP_ADDRESS_REFUSED` | the host has no address that may be connected to |
     | `HTTP_TIMEOUT` | the time is over |
@@ -102,6 +107,7 @@ class HttpClient:
         timeout_s: for a request, unless it has its own.
         max_body_bytes: of an answer, unless a request has its own.
         networks_variable: the setting of `allowed_networks`, for errors.
+        proxies: that lead to servers; by default none is used.
     """
 
     def __init__(
@@ -113,20 +119,17 @@ class HttpClient:
         max_body_bytes: int = MAX_BODY_BYTES,
         resolve: Resolve = resolve,
         networks_variable: str = ALLOWED_NETWORKS,
+        proxies: Proxies | None = None,
     ) -> None:
         self._networks_variable = networks_variable
+        self._proxies = proxies or Proxies()
+        self._allowed_networks = tuple(allowed_networks)
+        self._tls = tls
+        self._resolve = resolve
         self._timeout_s = timeout_s
         self._max_body_bytes = max_body_bytes
-        self._pools = {
-            scheme: httpcore2.AsyncConnectionPool(
-                max_connections=_MAX_CONNECTIONS,
-                keepalive_expiry=_IDLE_S,
-                network_backend=CheckedBackend(
-                    allowed_networks, is_public_allowed=scheme == "https", tls=tls, resolve=resolve
-                ),
-            )
-            for scheme in _SCHEMES
-        }
+        # By scheme of the URL, and the proxy that leads there.
+        self._pools: dict[tuple[str, Proxy | None], httpcore2.AsyncConnectionPool] = {}
 
     async def get(
         self,
@@ -175,7 +178,7 @@ class HttpClient:
         target = _target(url)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         most = self._max_body_bytes if max_body_bytes is None else max_body_bytes
-        with self._readable(_origin(target), limit_s, most):
+        with self._readable(self._way_to(target), limit_s, most):
             async with asyncio.timeout(limit_s):
                 return await self._exchange(method, target, body, headers, most)
 
@@ -202,7 +205,8 @@ class HttpClient:
         redirects: list[Mapping[str, str]] = []
         async with AsyncExitStack() as stack:
             while True:
-                with self._readable(_origin(target), idle_s):
+                way = self._way_to(target)
+                with self._readable(way, idle_s):
                     async with asyncio.timeout(idle_s):
                         response = await stack.enter_async_context(
                             self._begin("GET", target, None, sent, read_s=idle_s)
@@ -219,10 +223,40 @@ class HttpClient:
                         reason="HTTP_REDIRECT_REFUSED",
                     )
                 target, sent = _redirected(target, location, sent)
-            with self._readable(_origin(target), idle_s):
+            with self._readable(way, idle_s):
                 _check_encoding(got)
-            parts = self._parts(response, _origin(target), idle_s)
+            parts = self._parts(response, way, idle_s)
             yield HttpStream(response.status, got, tuple(redirects), parts)
+
+    def _proxy_to(self, target: httpx2.URL) -> Proxy | None:
+        try:
+            return self._proxies.proxy_to(target.scheme, target.host, target.port)
+        except BadProxy as error:
+            raise Unavailable(f"{_origin(target)}: {error}", reason="HTTP_BAD_PROXY") from None
+
+    def _way_to(self, target: httpx2.URL) -> str:
+        """What is asked, for errors."""
+        proxy = self._proxy_to(target)
+        return _origin(target) + (f" through the proxy {proxy.origin}" if proxy else "")
+
+    def _pool_to(self, target: httpx2.URL) -> httpcore2.AsyncConnectionPool:
+        """Connections to servers of that scheme.
+
+        Raises:
+            AddressRefused: none may lead to this host.
+        """
+        proxy, is_safe = self._proxy_to(target), target.scheme == "https"
+        if proxy and not may_ask_for(target.host, self._allowed_networks):
+            raise AddressRefused
+        key = target.scheme, proxy
+        if key not in self._pools:
+            # What goes through a proxy over TLS is read by the server alone: the proxy may be anywhere.
+            networks = _EVERYWHERE if proxy and is_safe else self._allowed_networks
+            backend = CheckedBackend(
+                networks, is_public_allowed=is_safe, tls=self._tls, resolve=self._resolve
+            )
+            self._pools[key] = _pool(proxy, backend)
+        return self._pools[key]
 
     @contextmanager
     def _readable(self, where: str, limit_s: float, most: int = 0) -> Iterator[None]:
@@ -244,7 +278,7 @@ class HttpClient:
         except (TimeoutError, httpcore2.TimeoutException):
             message = f"{where} did not answer within {limit_s:g} s"
             raise Unavailable(message, reason="HTTP_TIMEOUT") from None
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as error:
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ProxyError, OSError) as error:
             message = f"{where} cannot be reached: {error or type(error).__name__}"
             raise Unavailable(message, reason="HTTP_UNREACHABLE") from None
 
@@ -285,11 +319,18 @@ class HttpClient:
         url = httpcore2.URL(
             scheme=target.raw_scheme, host=target.raw_host, port=target.port, target=target.raw_path
         )
-        pool = self._pools[target.scheme]
+        pool = self._pool_to(target)
         pairs = list({**sent, **headers}.items())
         limits = {} if read_s is None else {"timeout": {"read": read_s}}
         async with pool.stream(method, url, headers=pairs, content=body, extensions=limits) as response:
             yield response
+
+
+def _pool(proxy: Proxy | None, backend: CheckedBackend) -> httpcore2.AsyncConnectionPool:
+    limits: dict[str, Any] = {"max_connections": _MAX_CONNECTIONS, "keepalive_expiry": _IDLE_S}
+    if proxy is None:
+        return httpcore2.AsyncConnectionPool(network_backend=backend, **limits)
+    return httpcore2.AsyncHTTPProxy(proxy.origin, proxy.login, network_backend=backend, **limits)
 
 
 class _TooLarge(Exception):

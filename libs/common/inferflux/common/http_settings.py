@@ -8,6 +8,7 @@ from pydantic import AfterValidator
 
 from inferflux.common.http_addresses import parse_networks
 from inferflux.common.http_client import ALLOWED_NETWORKS, HttpClient
+from inferflux.common.http_proxies import Proxies
 from inferflux.common.settings import OptionalPath, ServiceSettings, listed, setting
 from inferflux.common.tls import ClientTls, TlsFiles
 
@@ -36,12 +37,15 @@ class HttpClientSettings(ServiceSettings):
         None, "CA of these servers, PEM; unset: the public CAs of the system", variable=CA_VARIABLE
     )
 
-    def http_client(self) -> HttpClient:
+    def http_client(self, proxies: Proxies | None = None) -> HttpClient:
         """A client that is to be closed.
+
+        Args:
+            proxies: see `HttpClient`.
 
         Raises:
             InvalidArgument: the CA cannot be used.
         """
         tls = ClientTls(TlsFiles(ca=self.http_ca, variable=CA_VARIABLE))
         networks = parse_networks(listed(self.http_allowed_networks))
-        return HttpClient(allowed_networks=networks, tls=tls.context)
+        return HttpClient(allowed_networks=networks, tls=tls.context, proxies=proxies)

@@ -11,6 +11,7 @@ from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.errors import Unavailable
 from inferflux.common.grpc_options import receive_limit
 from inferflux.common.grpc_server import GrpcServer, build_server
+from inferflux.common.http_proxies import Proxies
 from inferflux.common.lifecycle import Shutdown
 from inferflux.common.policy_methods import SERVICE_NAME
 from inferflux.common.probe import Probe
@@ -63,12 +64,13 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     keys = parse_service_keys(settings.service_key.get_secret_value(), needs_one=not certificates)
     service_keys = ServiceKeys(keys, certificates=certificates)
     http = settings.http_client()
+    issuers = settings.http_client(Proxies.of_environment())
     opened = open_decisions(settings, http)
     redis = store.connect(settings.redis_url, tls=settings.client_tls)
     metrics = PolicyMetrics()
     guard = StoreGuard(timeout_s=settings.store_timeout_s)
     storage = storage_of(settings, redis, guard, timeout_s=settings.store_timeout_s, now_ms=_now_ms)
-    tokens = TokenAdmission(settings.oidc_issuers, http, settings.key_times, metrics)
+    tokens = TokenAdmission(settings.oidc_issuers, issuers, settings.key_times, metrics)
     parts = _parts(settings, redis, guard, storage, service_keys, trail, metrics, tokens, opened.decisions)
     probe = Probe(settings.metrics_listen)
     probe.set_ready("store", ok=False, detail="not asked yet")
@@ -112,6 +114,7 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
         await storage.aclose()
         await redis.aclose()
         await http.aclose()
+        await issuers.aclose()
 
 
 def _parts(

@@ -19,6 +19,7 @@ from pathlib import Path
 from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted
 from inferflux.common.http_addresses import parse_networks
 from inferflux.common.http_client import HttpClient
+from inferflux.common.http_proxies import Proxies
 from inferflux.common.http_settings import CA_VARIABLE
 from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.settings import listed
@@ -59,7 +60,8 @@ async def run_task(task: Task, say: Reports) -> Report:
     if task.do == "verify":
         return verify(folder, task.name, say, task.gone)
     tls = ClientTls(TlsFiles(ca=Path(task.ca) if task.ca else None, variable=CA_VARIABLE))
-    client = HttpClient(allowed_networks=parse_networks(listed(task.networks)), tls=tls.context)
+    networks = parse_networks(listed(task.networks))
+    client = HttpClient(allowed_networks=networks, tls=tls.context, proxies=Proxies.of_environment())
     try:
         return await pull(task, folder, client, say)
     finally:
