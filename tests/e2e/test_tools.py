@@ -6,6 +6,7 @@ The demo model is small: what it calls without being made to is not judged here,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,30 @@ async def test_a_conversation_goes_on_with_the_result_of_a_call(sdk: openai.Asyn
     assert first.usage is not None
     assert second.usage is not None
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+WORD: Any = {"type": "grammar", "grammar": {"syntax": "regex", "definition": '[a-z"]{1,9}\n'}}
+WRITE: Any = {"type": "custom", "custom": {"name": "write", "format": WORD}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_a_custom_tool_is_called_with_a_text_and_only_allowed_tools_are(
+    sdk: openai.AsyncOpenAI, mode: str
+) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": ASKED, "tools": [*TOOLS, WRITE], "temperature": 0}
+    allowed = {"mode": mode, "tools": [{"type": "custom", "custom": {"name": "write"}}]}
+    options |= {"max_tokens": 60, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}}
+    answer = (await sdk.chat.completions.create(**options)).choices[0].message
+    if mode == "required":
+        assert answer.tool_calls
+    for call in answer.tool_calls or ():
+        assert call.type == "custom"
+        assert re.fullmatch('[a-z"]{1,9}\n', call.custom.input)
+    tools: Any = [{"type": "custom", "name": "write", "format": {"type": "grammar", **WORD["grammar"]}}]
+    response = await sdk.responses.create(
+        model=MODEL, input="Write.", tools=tools, tool_choice="required", temperature=0
+    )
+    assert {item.type for item in response.output} == {"custom_tool_call"}
 
 
 async def test_without_a_tool_in_sight_the_answer_is_as_without_tools(sdk: openai.AsyncOpenAI) -> None:

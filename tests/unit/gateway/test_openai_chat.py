@@ -178,9 +178,9 @@ def test_log_probabilities_are_asked_for_with_and_without_alternatives() -> None
     ("fields", "field"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tool_choice": "always"}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "file"}]}]},

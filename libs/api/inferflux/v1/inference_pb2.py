@@ -26,15 +26,15 @@ from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 from inferflux.v1 import tokens_pb2 as inferflux_dot_v1_dot_tokens__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinferflux/v1/inference.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x19inferflux/v1/tokens.proto\"\xc1\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12*\n\ntool_calls\x18\x05 \x03(\x0b\x32\x16.inferflux.v1.ToolCall\x12\x19\n\x11reasoning_content\x18\x06 \x01(\t\x12(\n\x05parts\x18n \x03(\x0b\x32\x19.inferflux.v1.ContentPart\"{\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x05image\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.ImageInputH\x00\x12)\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x18.inferflux.v1.AudioInputH\x00\x42\x06\n\x04part\"*\n\nAudioInput\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\"E\n\nImageInput\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03url\x18\x02 \x01(\tH\x00\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x08\n\x06source\"N\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0f\n\x06strict\x18\xa0\x01 \x01(\x08\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"T\n\nToolChoice\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.inferflux.v1.ToolChoiceModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\xfa\x01\n\x0c\x43onversation\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.ChatMessage\x12!\n\x05tools\x18\x02 \x03(\x0b\x32\x12.inferflux.v1.Tool\x12\x1d\n\x14\x63hat_template_kwargs\x18\x82\x01 \x01(\t\x12\x19\n\x10reasoning_effort\x18\x83\x01 \x01(\t\x12\x1f\n\x16\x63ontinue_final_message\x18\x85\x01 \x01(\x08\x12\x1f\n\x16skip_generation_prompt\x18\x86\x01 \x01(\x08\x12\x1e\n\x15has_optional_switches\x18\xbe\x01 \x01(\x08\"\xf8\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.ChatMessage\x12.\n\x06params\x18\x03 \x01(\x0b\x32\x1e.inferflux.v1.GenerationParams\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x17\n\x0fresume_window_s\x18\x05 \x01(\r\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x12!\n\x05tools\x18\x14 \x03(\x0b\x32\x12.inferflux.v1.Tool\x12-\n\x0btool_choice\x18\x15 \x01(\x0b\x32\x18.inferflux.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x16 \x01(\x08H\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18x \x01(\t\x12\x1d\n\x14\x63hat_template_kwargs\x18\x82\x01 \x01(\t\x12\x19\n\x10reasoning_effort\x18\x83\x01 \x01(\t\x12\x1f\n\x16\x63ontinue_final_message\x18\x85\x01 \x01(\x08\x12\x1e\n\x15has_optional_switches\x18\xbe\x01 \x01(\x08\x12\x1f\n\x16skip_generation_prompt\x18\x86\x01 \x01(\x08\x42\x16\n\x14_parallel_tool_calls\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"h\n\tChatDelta\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x19\n\x11reasoning_content\x18\x02 \x01(\t\x12/\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1b.inferflux.v1.ToolCallDelta\"_\n\x0c\x43hatResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.TokenChunk\x12&\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.ChatDelta\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xa5\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x14\n\ntext_bytes\x18\x03 \x01(\x0cH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.inferflux.v1.TokenIdsH\x00\x12.\n\x06params\x18\x05 \x01(\x0b\x32\x1e.inferflux.v1.GenerationParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x17\n\x0fresume_window_s\x18\x07 \x01(\r\x12\x19\n\x11skip_answer_cache\x18\x08 \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18x \x01(\t\x12\x14\n\x06suffix\x18\xc8\x01 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06promptB\t\n\x07_suffix\";\n\x10GenerateResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.TokenChunk\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\"a\n\x0eResumeResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.TokenChunk\x12&\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.ChatDelta\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"n\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.ConversationH\x00\x42\x08\n\x06prompt\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\x87\x01\n\x0eToolChoiceMode\x12 \n\x1cTOOL_CHOICE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOOL_CHOICE_MODE_AUTO\x10\x01\x12\x19\n\x15TOOL_CHOICE_MODE_NONE\x10\x02\x12\x1d\n\x19TOOL_CHOICE_MODE_REQUIRED\x10\x03\x32\xc8\x03\n\x10InferenceService\x12?\n\x04\x43hat\x12\x19.inferflux.v1.ChatRequest\x1a\x1a.inferflux.v1.ChatResponse0\x01\x12K\n\x08Generate\x12\x1d.inferflux.v1.GenerateRequest\x1a\x1e.inferflux.v1.GenerateResponse0\x01\x12\x45\n\x06Resume\x12\x1b.inferflux.v1.ResumeRequest\x1a\x1c.inferflux.v1.ResumeResponse0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.inferflux.v1.CancelRequest\x1a\x1c.inferflux.v1.CancelResponse\x12I\n\x08Tokenize\x12\x1d.inferflux.v1.TokenizeRequest\x1a\x1e.inferflux.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.inferflux.v1.DetokenizeRequest\x1a .inferflux.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinferflux/v1/inference.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x19inferflux/v1/tokens.proto\"\xc1\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12*\n\ntool_calls\x18\x05 \x03(\x0b\x32\x16.inferflux.v1.ToolCall\x12\x19\n\x11reasoning_content\x18\x06 \x01(\t\x12(\n\x05parts\x18n \x03(\x0b\x32\x19.inferflux.v1.ContentPart\"{\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x05image\x18\x02 \x01(\x0b\x32\x18.inferflux.v1.ImageInputH\x00\x12)\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x18.inferflux.v1.AudioInputH\x00\x42\x06\n\x04part\"*\n\nAudioInput\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06\x66ormat\x18\x02 \x01(\t\"E\n\nImageInput\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\r\n\x03url\x18\x02 \x01(\tH\x00\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\tB\x08\n\x06source\"N\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0f\n\x06strict\x18\xa0\x01 \x01(\x08\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"f\n\nToolChoice\x12,\n\x04mode\x18\x01 \x01(\x0e\x32\x1c.inferflux.v1.ToolChoiceModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\x12\x10\n\x07\x61llowed\x18\xd2\x01 \x03(\tB\x08\n\x06\x63hoice\"\xfa\x01\n\x0c\x43onversation\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.ChatMessage\x12!\n\x05tools\x18\x02 \x03(\x0b\x32\x12.inferflux.v1.Tool\x12\x1d\n\x14\x63hat_template_kwargs\x18\x82\x01 \x01(\t\x12\x19\n\x10reasoning_effort\x18\x83\x01 \x01(\t\x12\x1f\n\x16\x63ontinue_final_message\x18\x85\x01 \x01(\x08\x12\x1f\n\x16skip_generation_prompt\x18\x86\x01 \x01(\x08\x12\x1e\n\x15has_optional_switches\x18\xbe\x01 \x01(\x08\"\xf8\x03\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08messages\x18\x02 \x03(\x0b\x32\x19.inferflux.v1.ChatMessage\x12.\n\x06params\x18\x03 \x01(\x0b\x32\x1e.inferflux.v1.GenerationParams\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x17\n\x0fresume_window_s\x18\x05 \x01(\r\x12\x19\n\x11skip_answer_cache\x18\x06 \x01(\x08\x12!\n\x05tools\x18\x14 \x03(\x0b\x32\x12.inferflux.v1.Tool\x12-\n\x0btool_choice\x18\x15 \x01(\x0b\x32\x18.inferflux.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x16 \x01(\x08H\x00\x88\x01\x01\x12\x0f\n\x07\x61\x64\x61pter\x18x \x01(\t\x12\x1d\n\x14\x63hat_template_kwargs\x18\x82\x01 \x01(\t\x12\x19\n\x10reasoning_effort\x18\x83\x01 \x01(\t\x12\x1f\n\x16\x63ontinue_final_message\x18\x85\x01 \x01(\x08\x12\x1e\n\x15has_optional_switches\x18\xbe\x01 \x01(\x08\x12\x1f\n\x16skip_generation_prompt\x18\x86\x01 \x01(\x08\x42\x16\n\x14_parallel_tool_calls\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"h\n\tChatDelta\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\t\x12\x19\n\x11reasoning_content\x18\x02 \x01(\t\x12/\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1b.inferflux.v1.ToolCallDelta\"_\n\x0c\x43hatResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.TokenChunk\x12&\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.ChatDelta\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xa5\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x14\n\ntext_bytes\x18\x03 \x01(\x0cH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.inferflux.v1.TokenIdsH\x00\x12.\n\x06params\x18\x05 \x01(\x0b\x32\x1e.inferflux.v1.GenerationParams\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x17\n\x0fresume_window_s\x18\x07 \x01(\r\x12\x19\n\x11skip_answer_cache\x18\x08 \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18x \x01(\t\x12\x14\n\x06suffix\x18\xc8\x01 \x01(\tH\x01\x88\x01\x01\x42\x08\n\x06promptB\t\n\x07_suffix\";\n\x10GenerateResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.TokenChunk\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\r\"a\n\x0eResumeResponse\x12\'\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.inferflux.v1.TokenChunk\x12&\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x17.inferflux.v1.ChatDelta\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"n\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1a.inferflux.v1.ConversationH\x00\x42\x08\n\x06prompt\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\x87\x01\n\x0eToolChoiceMode\x12 \n\x1cTOOL_CHOICE_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15TOOL_CHOICE_MODE_AUTO\x10\x01\x12\x19\n\x15TOOL_CHOICE_MODE_NONE\x10\x02\x12\x1d\n\x19TOOL_CHOICE_MODE_REQUIRED\x10\x03\x32\xc8\x03\n\x10InferenceService\x12?\n\x04\x43hat\x12\x19.inferflux.v1.ChatRequest\x1a\x1a.inferflux.v1.ChatResponse0\x01\x12K\n\x08Generate\x12\x1d.inferflux.v1.GenerateRequest\x1a\x1e.inferflux.v1.GenerateResponse0\x01\x12\x45\n\x06Resume\x12\x1b.inferflux.v1.ResumeRequest\x1a\x1c.inferflux.v1.ResumeResponse0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.inferflux.v1.CancelRequest\x1a\x1c.inferflux.v1.CancelResponse\x12I\n\x08Tokenize\x12\x1d.inferflux.v1.TokenizeRequest\x1a\x1e.inferflux.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.inferflux.v1.DetokenizeRequest\x1a .inferflux.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLCHOICEMODE']._serialized_start=2659
-  _globals['_TOOLCHOICEMODE']._serialized_end=2794
+  _globals['_TOOLCHOICEMODE']._serialized_start=2677
+  _globals['_TOOLCHOICEMODE']._serialized_end=2812
   _globals['_CHATMESSAGE']._serialized_start=105
   _globals['_CHATMESSAGE']._serialized_end=298
   _globals['_CONTENTPART']._serialized_start=300
@@ -48,39 +48,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLCALL']._serialized_start=620
   _globals['_TOOLCALL']._serialized_end=675
   _globals['_TOOLCHOICE']._serialized_start=677
-  _globals['_TOOLCHOICE']._serialized_end=761
-  _globals['_CONVERSATION']._serialized_start=764
-  _globals['_CONVERSATION']._serialized_end=1014
-  _globals['_CHATREQUEST']._serialized_start=1017
-  _globals['_CHATREQUEST']._serialized_end=1521
-  _globals['_TOOLCALLDELTA']._serialized_start=1523
-  _globals['_TOOLCALLDELTA']._serialized_end=1598
-  _globals['_CHATDELTA']._serialized_start=1600
-  _globals['_CHATDELTA']._serialized_end=1704
-  _globals['_CHATRESPONSE']._serialized_start=1706
-  _globals['_CHATRESPONSE']._serialized_end=1801
-  _globals['_TOKENIDS']._serialized_start=1803
-  _globals['_TOKENIDS']._serialized_end=1826
-  _globals['_GENERATEREQUEST']._serialized_start=1829
-  _globals['_GENERATEREQUEST']._serialized_end=2122
-  _globals['_GENERATERESPONSE']._serialized_start=2124
-  _globals['_GENERATERESPONSE']._serialized_end=2183
-  _globals['_RESUMEREQUEST']._serialized_start=2185
-  _globals['_RESUMEREQUEST']._serialized_end=2236
-  _globals['_RESUMERESPONSE']._serialized_start=2238
-  _globals['_RESUMERESPONSE']._serialized_end=2335
-  _globals['_CANCELREQUEST']._serialized_start=2337
-  _globals['_CANCELREQUEST']._serialized_end=2372
-  _globals['_CANCELRESPONSE']._serialized_start=2374
-  _globals['_CANCELRESPONSE']._serialized_end=2390
-  _globals['_TOKENIZEREQUEST']._serialized_start=2392
-  _globals['_TOKENIZEREQUEST']._serialized_end=2502
-  _globals['_TOKENIZERESPONSE']._serialized_start=2504
-  _globals['_TOKENIZERESPONSE']._serialized_end=2565
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2567
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2620
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2622
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2656
-  _globals['_INFERENCESERVICE']._serialized_start=2797
-  _globals['_INFERENCESERVICE']._serialized_end=3253
+  _globals['_TOOLCHOICE']._serialized_end=779
+  _globals['_CONVERSATION']._serialized_start=782
+  _globals['_CONVERSATION']._serialized_end=1032
+  _globals['_CHATREQUEST']._serialized_start=1035
+  _globals['_CHATREQUEST']._serialized_end=1539
+  _globals['_TOOLCALLDELTA']._serialized_start=1541
+  _globals['_TOOLCALLDELTA']._serialized_end=1616
+  _globals['_CHATDELTA']._serialized_start=1618
+  _globals['_CHATDELTA']._serialized_end=1722
+  _globals['_CHATRESPONSE']._serialized_start=1724
+  _globals['_CHATRESPONSE']._serialized_end=1819
+  _globals['_TOKENIDS']._serialized_start=1821
+  _globals['_TOKENIDS']._serialized_end=1844
+  _globals['_GENERATEREQUEST']._serialized_start=1847
+  _globals['_GENERATEREQUEST']._serialized_end=2140
+  _globals['_GENERATERESPONSE']._serialized_start=2142
+  _globals['_GENERATERESPONSE']._serialized_end=2201
+  _globals['_RESUMEREQUEST']._serialized_start=2203
+  _globals['_RESUMEREQUEST']._serialized_end=2254
+  _globals['_RESUMERESPONSE']._serialized_start=2256
+  _globals['_RESUMERESPONSE']._serialized_end=2353
+  _globals['_CANCELREQUEST']._serialized_start=2355
+  _globals['_CANCELREQUEST']._serialized_end=2390
+  _globals['_CANCELRESPONSE']._serialized_start=2392
+  _globals['_CANCELRESPONSE']._serialized_end=2408
+  _globals['_TOKENIZEREQUEST']._serialized_start=2410
+  _globals['_TOKENIZEREQUEST']._serialized_end=2520
+  _globals['_TOKENIZERESPONSE']._serialized_start=2522
+  _globals['_TOKENIZERESPONSE']._serialized_end=2583
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2585
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2638
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2640
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2674
+  _globals['_INFERENCESERVICE']._serialized_start=2815
+  _globals['_INFERENCESERVICE']._serialized_end=3271
 # @@protoc_insertion_point(module_scope)

@@ -248,18 +248,24 @@ class ToolChoice(_message.Message):
 
     MODE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    ALLOWED_FIELD_NUMBER: _builtins.int
     mode: Global___ToolChoiceMode.ValueType
     name: _builtins.str
     """The model calls this tool, and no other."""
+    @_builtins.property
+    def allowed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """With the mode AUTO or REQUIRED: the model calls none but these, and is told of all. Empty: it may call any."""
+
     def __init__(
         self,
         *,
         mode: Global___ToolChoiceMode.ValueType = ...,
         name: _builtins.str = ...,
+        allowed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "mode", b"mode", "name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "mode", b"mode", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "choice", b"choice", "mode", b"mode", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_choice: _TypeAlias = _typing.Literal["mode", "name"]  # noqa: Y015
     _WhichOneofArgType_choice: _TypeAlias = _typing.Literal["choice", b"choice"]  # noqa: Y015

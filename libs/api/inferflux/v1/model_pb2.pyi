@@ -138,6 +138,8 @@ class ModelCard(_message.Message):
     PROJECTOR_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
+    TRAINED_CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
+    TOKEN_EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -179,6 +181,9 @@ class ModelCard(_message.Message):
     """What it can do: generate, embed or rerank, and nothing else."""
     embedding_length: _builtins.int
     """Numbers of a vector, of a model that embeds; 0 of others."""
+    trained_context_length: _builtins.int
+    """The context that it was trained with, in tokens, and numbers of a token's embedding: 0 where the file does not say."""
+    token_embedding_length: _builtins.int
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterCard]:
         """That requests may choose: `name:adapter`."""
@@ -212,12 +217,14 @@ class ModelCard(_message.Message):
         projector: _builtins.str = ...,
         role: Global___ModelRole.ValueType = ...,
         embedding_length: _builtins.int = ...,
+        trained_context_length: _builtins.int = ...,
+        token_embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___AdapterCard] | None = ...,
         paths: _abc.Iterable[Global___EnginePath] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "has_generic_tools", b"has_generic_tools", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "paths", b"paths", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "has_generic_tools", b"has_generic_tools", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "paths", b"paths", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "token_embedding_length", b"token_embedding_length", "trained_context_length", b"trained_context_length", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
     _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015

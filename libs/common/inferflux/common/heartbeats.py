@@ -101,7 +101,8 @@ def check_card(card: model_pb2.ModelCard) -> None:
         raise InvalidArgument("a model's digest is 64 hex digits", field="models.digest")
     checks.check_range(card.context_length, 0, checks.MAX_TOKENS, "models.context_length")
     checks.check_range(card.vocabulary_size, 0, checks.MAX_TOKENS, "models.vocabulary_size")
-    checks.check_range(card.embedding_length, 0, checks.MAX_TOKENS, "models.embedding_length")
+    for name in ("embedding_length", "trained_context_length", "token_embedding_length"):
+        checks.check_range(getattr(card, name), 0, checks.MAX_TOKENS, f"models.{name}")
     if card.role:  # unspecified of a worker that does not tell
         checks.check_known(card.role, model_pb2.ModelRole, "models.role")
     checks.check_text(card.architecture, MAX_TEXT_BYTES, "models.architecture")

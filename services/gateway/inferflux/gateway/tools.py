@@ -103,10 +103,21 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
             if mode == inference_pb2.TOOL_CHOICE_MODE_NONE:
                 return ToolUse()
             is_required = mode == inference_pb2.TOOL_CHOICE_MODE_REQUIRED
+            functions = _allowed(functions, request.tool_choice.allowed)
             if is_required and not functions:
                 raise InvalidArgument("tool_choice: there are no tools", field="tool_choice")
     may_be_several = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
     return ToolUse(request.tools if functions else (), functions, is_required, not may_be_several, unenforced)
+
+
+def _allowed(
+    functions: list[generation_pb2.FunctionSchema], names: Iterable[str]
+) -> list[generation_pb2.FunctionSchema]:
+    """The functions of these names; all where there are none."""
+    allowed = frozenset(names)
+    if unknown := sorted(allowed.difference(function.name for function in functions)):
+        raise InvalidArgument(f"tool_choice: there is no tool {unknown[0][:64]!r}", field="tool_choice")
+    return [function for function in functions if not allowed or function.name in allowed]
 
 
 def functions_of(

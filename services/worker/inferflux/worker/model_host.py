@@ -158,6 +158,8 @@ class ModelHost:
             is_moe=file.facts.is_moe,
             n_experts=file.facts.n_experts,
             n_active_experts=file.facts.n_active_experts,
+            trained_context_length=file.context_length,
+            token_embedding_length=file.facts.embedding,
             role=options.engine.role,
             can_call_tools=file.facts.can_call_tools,
             has_generic_tools=file.facts.has_generic_tools,

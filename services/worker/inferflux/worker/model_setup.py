@@ -60,6 +60,8 @@ def first_card(settings: WorkerSettings, wish: Wish, file: ModelFile, needs: Nee
         architecture=file.architecture,
         size_bytes=file.size_bytes,
         context_length=min(length, needs.cells),
+        trained_context_length=file.context_length,
+        token_embedding_length=facts.embedding,
         vocabulary_size=facts.vocabulary_size,
         parameters=facts.parameters,
         has_chat_template=facts.has_chat_template,

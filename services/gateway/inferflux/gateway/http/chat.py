@@ -8,7 +8,7 @@ from functools import partial
 
 from .answering import Answering, Asked
 from .endpoint import Request
-from .openai import chat
+from .openai import chat, custom_tools
 from .openai.answers import Head
 from .openai.bodies import ChatBody
 from .openai.params import tier_of
@@ -31,12 +31,15 @@ class ChatCompletions:
         head = Head(f"chatcmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         asked = Asked([prompt], n, partial(chat.field_names, body), head)
         has_logprobs, is_legacy = bool(body.logprobs), chat.is_legacy(body)
+        customs = custom_tools.names_of(body.tools)
         if body.stream:
             options = body.stream_options
             stream = chat.ChatStream(
-                head, n=n, has_logprobs=has_logprobs, options=options, is_legacy=is_legacy
+                head, n=n, has_logprobs=has_logprobs, options=options, is_legacy=is_legacy, customs=customs
             )
             await self._answering.stream(request, asked, stream)
         else:
-            answer = chat.ChatAnswer(head, n=n, has_logprobs=has_logprobs, is_legacy=is_legacy)
+            answer = chat.ChatAnswer(
+                head, n=n, has_logprobs=has_logprobs, is_legacy=is_legacy, customs=customs
+            )
             await self._answering.whole(request, asked, answer)

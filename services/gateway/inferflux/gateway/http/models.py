@@ -78,8 +78,11 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "meta": {
             "n_vocab": card.vocabulary_size,
             "n_ctx": card.context_length,
+            "n_ctx_train": card.trained_context_length,
+            "n_embd": card.token_embedding_length,
             "n_params": card.parameters,
             "size": card.size_bytes,
+            "ftype": card.quantization,
         },
         "modalities": {"vision": card.takes_images, "audio": card.takes_audio},
         "digest": card.digest,

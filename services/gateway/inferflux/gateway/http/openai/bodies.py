@@ -148,10 +148,16 @@ class CalledFunction(Body):
     arguments: str | dict[str, Any] | None = None
 
 
+class CalledCustom(Body):
+    name: str
+    input: str
+
+
 class CalledTool(Body):
     id: str | None = None
     type: str | None = None
     function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class FunctionBody(Body):
@@ -161,21 +167,52 @@ class FunctionBody(Body):
     strict: bool | None = None
 
 
+class Grammar(Body):
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomFormat(Grammar):
+    """Of what a custom tool takes; a chat has the grammar in it."""
+
+    type: str
+    grammar: Grammar | None = None
+
+
+class CustomBody(Body):
+    """A tool that takes a text."""
+
+    name: str | None = None
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class ToolBody(FunctionBody):
-    """Of a chat, with a function in it; of a response, with the function's fields."""
+    """Of a chat, with a function or a custom tool in it; of a response, with its fields."""
 
     type: str
     function: FunctionBody | None = None
+    custom: CustomBody | None = None
+    format: CustomFormat | None = None
 
 
 class ChosenFunction(Body):
     name: str
 
 
-class ToolChoiceBody(Body):
+class AllowedTools(Body):
+    mode: str | None = None
+    tools: Items[ToolBody] | None = None
+
+
+class ToolChoiceBody(AllowedTools):
+    """A tool of a chat or of a response, or those that may be called."""
+
     type: str
     function: ChosenFunction | None = None
+    custom: ChosenFunction | None = None
     name: str | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class Message(Body):
@@ -375,6 +412,10 @@ class ResponsesBody(SamplingBody):
     parallel_tool_calls: bool | None = None
     max_tool_calls: Int32 | None = None
     stream_options: StreamOptions | None = None
+
+    # As chats have them.
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
 
     # Served with some values only: `served.RESPONSE`.
     previous_response_id: str | None = None

@@ -8,7 +8,7 @@ from inferflux.api.finish_reasons import name_of
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from . import constraints, messages, served, tools
+from . import constraints, custom_tools, messages, served, tools
 from .answers import (
     DraftSum,
     Head,
@@ -23,7 +23,7 @@ from .bodies import ChatBody, StreamOptions, ToolBody
 from .fields import names_used
 from .params import priority_of, to_params
 from .prompt_form import form_names, prompt_form
-from .tools import call_json, legacy_choice, legacy_tools, to_choice, to_tools
+from .tools import legacy_choice, legacy_tools, to_choice, to_tools
 
 
 def to_request(body: ChatBody) -> inference_pb2.ChatRequest:
@@ -97,6 +97,7 @@ class ChatStream(UnnamedEvents):
         has_logprobs: bool,
         options: StreamOptions | None = None,
         is_legacy: bool = False,
+        customs: frozenset[str] = frozenset(),
     ) -> None:
         self._head = head
         self._told = StreamUsage(head, options)
@@ -104,6 +105,7 @@ class ChatStream(UnnamedEvents):
         self._is_legacy = is_legacy
         self._usage = UsageSum(choices_per_prompt=n)
         self._begun: set[int] = set()
+        self._calls = [custom_tools.ChatCalls(customs) for _ in range(n)]
         # Choices with calls.
         self._calling: set[int] = set()
 
@@ -120,7 +122,7 @@ class ChatStream(UnnamedEvents):
             content = "" if delta is None else None
             messages.append(self._message(index, {"role": "assistant", "content": content}))
         logprobs = logprobs_of(chunk) if self._has_logprobs else None
-        said = _said(chunk, delta)
+        said = _said(chunk, delta, self._calls[index])
         if self._is_legacy:
             said = _in_legacy(said)
         if said or (logprobs and logprobs["content"]):
@@ -148,7 +150,9 @@ class ChatStream(UnnamedEvents):
         return self._head.of("chat.completion.chunk", [choice]) | self._told.of_message()
 
 
-def _said(chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None) -> Json:
+def _said(
+    chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None, calls: custom_tools.ChatCalls
+) -> Json:
     """What a chunk adds to the message."""
     if delta is None:
         return {"content": chunk.text} if chunk.text else {}
@@ -158,7 +162,7 @@ def _said(chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None) -
     if delta.content:
         said["content"] = delta.content
     if delta.tool_calls:
-        said["tool_calls"] = [call_json(call) for call in delta.tool_calls]
+        said["tool_calls"] = [calls.to_json(call) for call in delta.tool_calls]
     return said
 
 
@@ -179,7 +183,8 @@ def finish_reason(finished: tokens_pb2.Finished, *, has_calls: bool) -> str:
 
 
 class _Choice:
-    def __init__(self) -> None:
+    def __init__(self, customs: frozenset[str]) -> None:
+        self.parts = custom_tools.ChatCalls(customs)
         self.texts: list[str] = []
         self.reasoning: list[str] = []
         self.calls: list[Json] = []
@@ -194,7 +199,9 @@ class _Choice:
             if index == len(self.calls):
                 self.calls.append(call)
             else:
-                self.calls[index]["function"]["arguments"] += call["function"]["arguments"]
+                for kind, text in (("function", "arguments"), ("custom", "input")):
+                    if kind in call:
+                        self.calls[index][kind][text] += call[kind][text]
 
     def message(self) -> Json:
         content = "".join(self.texts)
@@ -210,19 +217,27 @@ class _Choice:
 class ChatAnswer:
     """Chunks of all choices to one answer."""
 
-    def __init__(self, head: Head, *, n: int, has_logprobs: bool, is_legacy: bool = False) -> None:
+    def __init__(
+        self,
+        head: Head,
+        *,
+        n: int,
+        has_logprobs: bool,
+        is_legacy: bool = False,
+        customs: frozenset[str] = frozenset(),
+    ) -> None:
         self._head = head
         self._has_logprobs = has_logprobs
         self._is_legacy = is_legacy
         self._usage = UsageSum(choices_per_prompt=n)
         self._drafts = DraftSum()
-        self._choices = [_Choice() for _ in range(n)]
+        self._choices = [_Choice(customs) for _ in range(n)]
 
     def add(
         self, index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None = None
     ) -> None:
         choice = self._choices[index]
-        choice.add(_said(chunk, delta))
+        choice.add(_said(chunk, delta, choice.parts))
         if self._has_logprobs:
             choice.logprobs.extend(logprobs_of(chunk)["content"])
         if chunk.HasField("finished"):

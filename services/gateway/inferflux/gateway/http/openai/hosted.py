@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from . import custom_tools
 from .bodies import ToolBody
 
 # Of a response's metadata.
@@ -37,17 +38,22 @@ SKIPPED_ITEMS = frozenset(
 
 
 def functions(tools: Sequence[ToolBody] | None) -> list[ToolBody]:
-    """The functions among a response's tools."""
-    return [tool for tool in tools or [] if tool.type == "function"]
+    """The functions and custom tools among a response's tools."""
+    return [tool for tool in tools or [] if _is_served(tool)]
+
+
+def _is_served(tool: ToolBody) -> bool:
+    """Agents send custom tools with grammars, and go on without them."""
+    return tool.type == "function" or (tool.type == custom_tools.TYPE and custom_tools.is_served(tool))
 
 
 def metadata_of(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
     """Tell in a response's metadata which tools it leaves out."""
-    skipped = sorted({tool.type for tool in tools or [] if tool.type != "function"})
+    skipped = sorted({tool.type for tool in tools or [] if not _is_served(tool)})
     return {SKIPPED: ", ".join(skipped)[:_MOST_CHARS]} if skipped else {}
 
 
 def places(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
     """Where the client has functions, for errors."""
-    given = [i for i, tool in enumerate(tools or []) if tool.type == "function"]
+    given = [i for i, tool in enumerate(tools or []) if _is_served(tool)]
     return {f"tools[{ours}]": f"tools[{theirs}]" for ours, theirs in enumerate(given) if ours != theirs}

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import tokenizer_pb2
 
-from .bodies import ChatBody, TokenizeBody
+from .bodies import ChatBody, ResponsesBody, TokenizeBody
 
 
 def prompt_form(body: ChatBody | TokenizeBody) -> tokenizer_pb2.RenderChat:
@@ -23,21 +23,26 @@ def prompt_form(body: ChatBody | TokenizeBody) -> tokenizer_pb2.RenderChat:
     if body.continue_final_message and body.add_generation_prompt:
         message = "continue_final_message does not go together with add_generation_prompt"
         raise InvalidArgument(message, field="continue_final_message")
-    switches = dict(body.chat_template_kwargs or {})
-    if body.enable_thinking is not None:
-        switches["enable_thinking"] = body.enable_thinking
     continues = body.continue_final_message
     if continues is None:
         continues = not body.add_generation_prompt and _ends_begun(body)
     return tokenizer_pb2.RenderChat(
-        chat_template_kwargs=to_json(switches).decode() if switches else "",
+        chat_template_kwargs=switches_of(body),
         reasoning_effort=body.reasoning_effort or "",
         continue_final_message=bool(continues),
         skip_generation_prompt=body.add_generation_prompt is False and not continues,
     )
 
 
-def form_names(body: ChatBody | TokenizeBody) -> Mapping[str, str]:
+def switches_of(body: ChatBody | TokenizeBody | ResponsesBody) -> str:
+    """Switches of the chat template, as a JSON object; empty where the body has none."""
+    switches = dict(body.chat_template_kwargs or {})
+    if body.enable_thinking is not None:
+        switches["enable_thinking"] = body.enable_thinking
+    return to_json(switches).decode() if switches else ""
+
+
+def form_names(body: ChatBody | TokenizeBody | ResponsesBody) -> Mapping[str, str]:
     """Map fields that have another name inside to the client's names."""
     inside = "chat_template_kwargs.enable_thinking"
     return {} if body.enable_thinking is not None else {"enable_thinking": inside}

@@ -9,6 +9,7 @@ from inferflux.gateway.http.errors import given, missing, unsupported
 from inferflux.gateway.images.inputs import file_of, is_image_file, is_sound_file
 from inferflux.v1 import inference_pb2
 
+from . import custom_tools
 from .bodies import InputItem, InputPart, Part, ResponsesBody
 from .constraints import json_text
 from .hosted import SKIPPED_ITEMS
@@ -54,7 +55,7 @@ class Conversation:
             case "function_call":
                 self._add_call(item, item.arguments or "", field)
             case "custom_tool_call":
-                self._add_call(item, json_text({"input": item.input or ""}, field), field)
+                self._add_call(item, custom_tools.arguments_of(item.input or ""), field)
             case "local_shell_call" | "shell_call":
                 named = item.model_copy(update={"name": item.name or _SHELL})
                 self._add_call(named, json_text(item.action or {}, f"{field}.action"), field)

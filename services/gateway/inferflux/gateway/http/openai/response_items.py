@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .answers import Json
+from .custom_tools import InputText
 
 Event = tuple[str, Json]
 
@@ -117,9 +118,9 @@ class CallItem:
     def begin(self) -> list[Event]:
         return [("response.output_item.added", {"item": self.to_json("in_progress")})]
 
-    def add(self, text: str) -> Event:
+    def add(self, text: str) -> list[Event]:
         self.arguments += text
-        return "response.function_call_arguments.delta", {"item_id": self.id, "delta": text}
+        return [("response.function_call_arguments.delta", {"item_id": self.id, "delta": text})]
 
     def end(self, status: str) -> list[Event]:
         done = {"item_id": self.id, "name": self.name, "arguments": self.arguments}
@@ -129,4 +130,41 @@ class CallItem:
         ]
 
 
-Item = MessageItem | ReasoningItem | CallItem
+@dataclass(slots=True)
+class CustomCallItem:
+    """A call of a custom tool."""
+
+    id: str
+    call_id: str
+    name: str
+    text: str = ""
+    _reader: InputText = field(default_factory=InputText)
+
+    def to_json(self, status: str) -> Json:
+        return {
+            "id": self.id,
+            "type": "custom_tool_call",
+            "status": status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "input": self.text,
+        }
+
+    def begin(self) -> list[Event]:
+        return [("response.output_item.added", {"item": self.to_json("in_progress")})]
+
+    def add(self, arguments: str) -> list[Event]:
+        text = self._reader.add(arguments)
+        self.text += text
+        return (
+            [("response.custom_tool_call_input.delta", {"item_id": self.id, "delta": text})] if text else []
+        )
+
+    def end(self, status: str) -> list[Event]:
+        return [
+            ("response.custom_tool_call_input.done", {"item_id": self.id, "input": self.text}),
+            ("response.output_item.done", {"item": self.to_json(status)}),
+        ]
+
+
+Item = MessageItem | ReasoningItem | CallItem | CustomCallItem

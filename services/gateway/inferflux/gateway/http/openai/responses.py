@@ -12,11 +12,12 @@ from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.gateway.http.sse import NAMED
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
-from . import constraints, hosted, response_input, tools
+from . import constraints, custom_tools, hosted, response_input, tools
 from .answers import Json, spoken_json
 from .bodies import JsonSchema, ResponseFormat, ResponsesBody, ToolBody
 from .params import priority_of, tier_of, to_params
-from .response_items import CallItem, Event, Item, MessageItem, ReasoningItem
+from .prompt_form import form_names, switches_of
+from .response_items import CallItem, CustomCallItem, Event, Item, MessageItem, ReasoningItem
 from .served import INCLUDED, RESPONSE, check_served, check_stream
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -50,6 +51,7 @@ def to_request(body: ResponsesBody) -> inference_pb2.ChatRequest:
         tools=tools.to_tools(hosted.functions(body.tools), is_of_response=True),
         tool_choice=_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
+        chat_template_kwargs=switches_of(body),
         reasoning_effort=(body.reasoning.effort if body.reasoning else None) or "",
     )
 
@@ -80,6 +82,7 @@ def field_names(body: ResponsesBody) -> Mapping[str, str]:
         **conversation.places,
         **constrained,
         **_FIELD_NAMES,
+        **form_names(body),
         "reasoning_effort": "reasoning.effort",
     }
 
@@ -177,6 +180,7 @@ class Response:
     def __init__(self, head: ResponseHead) -> None:
         self.head = head
         self._items: list[Item] = []
+        self._customs = custom_tools.names_of(head.body.tools)
         # Of tokens whose text has not come yet.
         self._logprobs: list[Json] = []
         self._finished = tokens_pb2.Finished()
@@ -258,10 +262,13 @@ class Response:
     def _call(self, call: inference_pb2.ToolCallDelta) -> list[Event]:
         events: list[Event] = []
         if call.id:
-            events += self._begin(CallItem(self._id("fc"), call.id, call.name))
+            if call.name in self._customs:
+                events += self._begin(CustomCallItem(self._id("ctc"), call.id, call.name))
+            else:
+                events += self._begin(CallItem(self._id("fc"), call.id, call.name))
         last = self._items[-1]
-        if call.arguments and isinstance(last, CallItem):
-            events.append(self._told(last.add(call.arguments)))
+        if call.arguments and isinstance(last, CallItem | CustomCallItem):
+            events += [self._told(event) for event in last.add(call.arguments)]
         return events
 
     def _begin(self, item: Item) -> list[Event]:

@@ -9,10 +9,11 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.v1 import inference_pb2
 
-from .answers import Json
-from .bodies import CalledTool, ChosenFunction, FunctionBody, ToolBody, ToolChoiceBody
+from . import custom_tools
+from .bodies import AllowedTools, CalledTool, ChosenFunction, FunctionBody, ToolBody, ToolChoiceBody
 from .constraints import json_text
 
+_TYPES = ("function", custom_tools.TYPE)
 _MODES: Mapping[str, inference_pb2.ToolChoiceMode.ValueType] = {
     "auto": inference_pb2.TOOL_CHOICE_MODE_AUTO,
     "none": inference_pb2.TOOL_CHOICE_MODE_NONE,
@@ -62,12 +63,31 @@ def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice |
         if choice not in _MODES:
             raise unsupported("tool_choice", f"{choice[:32]!r} is none of {', '.join(_MODES)}")
         return inference_pb2.ToolChoice(mode=_MODES[choice])
-    if choice.type != "function":
-        raise unsupported("tool_choice.type", f"{choice.type[:32]!r} is not supported, only 'function' is")
-    name = choice.function.name if choice.function else choice.name
+    if choice.type == "allowed_tools":
+        return _allowed(choice.allowed_tools or choice)
+    if choice.type not in _TYPES:
+        raise unsupported("tool_choice.type", f"{choice.type[:32]!r} is none of {', '.join(_TYPES)}")
+    chosen = choice.function or choice.custom
+    name = chosen.name if chosen else choice.name
     if not name:
-        raise InvalidArgument("tool_choice: the function's name is missing", field="tool_choice")
+        raise InvalidArgument("tool_choice: the tool's name is missing", field="tool_choice")
     return inference_pb2.ToolChoice(name=name)
+
+
+def _allowed(given: AllowedTools) -> inference_pb2.ToolChoice:
+    """Some of the tools, of which the model may call one, or has to. Those that are hosted are not called."""
+    mode = given.mode or "auto"
+    if mode not in ("auto", "required"):
+        raise unsupported("tool_choice.mode", f"{mode[:32]!r} is none of auto, required")
+    if not given.tools:
+        raise InvalidArgument("tool_choice names no tool", field="tool_choice")
+    names = [name for tool in given.tools if tool.type in _TYPES and (name := name_of(tool))]
+    return inference_pb2.ToolChoice(mode=_MODES[mode if names else "none"], allowed=names)
+
+
+def name_of(tool: ToolBody) -> str:
+    """The name of a function or of a custom tool, in either form."""
+    return (tool.function or tool.custom or tool).name or ""
 
 
 def to_calls(calls: Sequence[CalledTool] | None, field: str) -> list[inference_pb2.ToolCall]:
@@ -78,6 +98,10 @@ def to_calls(calls: Sequence[CalledTool] | None, field: str) -> list[inference_p
     """
     made: list[inference_pb2.ToolCall] = []
     for i, call in enumerate(calls or []):
+        if call.custom is not None:
+            text = custom_tools.arguments_of(call.custom.input)
+            made.append(inference_pb2.ToolCall(id=call.id or "", name=call.custom.name, arguments=text))
+            continue
         if call.type not in (None, "function") or call.function is None:
             raise unsupported(f"{field}[{i}].type", "only 'function' is supported")
         function = call.function
@@ -98,20 +122,17 @@ def field_names(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
         if tool.function is not None:
             for name in ("name", "parameters"):
                 names[f"tools[{i}].{name}"] = f"tools[{i}].function.{name}"
+        elif tool.type == custom_tools.TYPE:
+            place = f"tools[{i}]" + (".custom" if tool.custom is not None else "")
+            names |= {f"tools[{i}].name": f"{place}.name", f"tools[{i}].parameters": f"{place}.format"}
     return names
 
 
-def call_json(call: inference_pb2.ToolCallDelta) -> Json:
-    """A part of a call in a chat's stream; the first one has the id and the name."""
-    if not call.id:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
-
-
 def _tool(tool: ToolBody, field: str, inner: str) -> inference_pb2.Tool:
+    if tool.type == custom_tools.TYPE:
+        return custom_tools.to_tool(tool, field)
     if tool.type != "function":
-        raise unsupported(f"{field}.type", f"{tool.type[:32]!r} is not supported, only 'function' is")
+        raise unsupported(f"{field}.type", f"{tool.type[:32]!r} is none of {', '.join(_TYPES)}")
     function: FunctionBody | ToolBody = tool.function or tool
     where = f"{field}.function" if tool.function else field
     if tool.function is None and tool.name is None:
