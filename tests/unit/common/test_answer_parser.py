@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pytest
 from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
-from harness.reading import Read, joined, read
+from harness.reading import Read, joined, read, read_in_every_way
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,12 +141,29 @@ def test_a_constrained_call_that_is_cut_keeps_what_was_told_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", ["<tool_call>", '<tool_call>\n{"name": "ad', '<tool_call>\n{"name": "add", "arg']
+    "cut",
+    [
+        "<tool_call>",
+        '<tool_call>\n{"name": "ad',
+        '<tool_call>\n{"name": "ad\ufffd',
+        '<tool_call>\n{"name": "add", "arg',
+    ],
 )
 def test_a_call_that_is_cut_before_it_is_told_leaves_nothing_of_itself(cut: str) -> None:
     assert read(parser(HERMES, is_exact=True), "Well.\n" + cut) == ("Well.\n", "", [])
     made = parser(HERMES)
     assert joined(made.push("Well.\n" + cut) + made.finish(is_cut=True)) == ("Well.\n", "", [])
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\tb/ü"])
+def test_a_name_that_json_escapes_is_known(name: str, is_exact: bool) -> None:
+    spelt = json.dumps(name, ensure_ascii=False)
+    text = f'<tool_call>\n{{"name": {spelt}, "arguments": {{"a": 1}}}}\n</tool_call>'
+    read_as = read_in_every_way(
+        lambda: AnswerParser(syntax=HERMES, names={name: {}, "a": {}}, is_exact=is_exact), text
+    )
+    assert read_as == ("", "", [(name, '{"a": 1}')])
 
 
 @pytest.mark.parametrize(

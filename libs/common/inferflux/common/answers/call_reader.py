@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,10 @@ class CallReader:
         self._tells = tells
         self._types = types
         self._is_exact = is_exact
-        self._names = sorted(types, key=len, reverse=True)
+        # Names by their spellings: within an object a name is a JSON string.
+        self._names = {name: name for name in types}
+        if spelling.form is not None:
+            self._names |= {json.dumps(name, ensure_ascii=False)[1:-1]: name for name in types}
         self._call = _Call()
         self._ways = ways_of(spelling, calls.style)
         first = [way[0].text for way in self._ways if way]
@@ -153,8 +157,9 @@ class CallReader:
         tape = self._tape
         if placeholder == "name":
             yield from tape.blanks()
-            self._call.name = yield from tape.taking_one(self._names)
-            return bool(self._call.name)
+            spelt = yield from tape.taking_one(self._names)
+            self._call.name = self._names.get(spelt, "")
+            return bool(spelt)
         end = following[0].text if following else "{"
         text = yield from tape.taking_until(end, LONGEST)
         if text is None:
@@ -246,7 +251,7 @@ class CallReader:
             if part == Part("name", is_placeholder=True):
                 if not (yield from self._takes("name", ())):
                     return False
-                text = self._call.name
+                text = json.dumps(self._call.name, ensure_ascii=False)[1:-1]
             elif part.is_placeholder:
                 text = (yield from self._tape.taking_until('"', LONGEST)) or ""
                 self._call.id = text if part.text == "id" else self._call.id

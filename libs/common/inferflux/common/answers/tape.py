@@ -124,7 +124,15 @@ class Tape:
     def may_become(self, text: str) -> bool:
         """Return whether all that is left is a beginning of `text`, but not all of it, and more may come."""
         left = len(self._text) - self._at
-        return not self.is_final and left < len(text) and self._text.endswith(text[:left])
+        if self.is_final or left > len(text):
+            return False
+        if left < len(text) and self._text.endswith(text[:left]):
+            return True
+        return self._text.endswith("\ufffd") and self._ends_within(text)
+
+    def _ends_within(self, text: str) -> bool:
+        """Return whether all that is left is a beginning of `text`, cut within a character perhaps."""
+        return text.startswith(self.peek(len(text) + 1).removesuffix("\ufffd"))
 
     def skip(self, n: int) -> None:
         self._at += n
@@ -172,7 +180,7 @@ class Tape:
         is_next = self.starts_with(text)
         if is_next:
             self._at += len(text)
-        self.has_run_out |= self.is_final and not is_next and text.startswith(self.peek(len(text)))
+        self.has_run_out |= self.is_final and not is_next and self._ends_within(text)
         return is_next
 
     def taking_one(self, texts: Collection[str]) -> Steps[str]:
@@ -181,7 +189,7 @@ class Tape:
             yield
         found = max(filter(self.starts_with, texts), key=len, default="")
         if self.is_final and not found:
-            self.has_run_out |= any(text.startswith(self.peek(len(text))) for text in texts)
+            self.has_run_out |= any(map(self._ends_within, texts))
         self._at += len(found)
         return found
 

@@ -30,7 +30,7 @@ MAX_FUNCTIONS = 512
 MAX_FUNCTIONS_BYTES = 512 << 10
 
 # Which of them a model's calls can spell, its syntax says.
-_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")
+_NAME = re.compile(r"(?!\s)[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,128}(?<!\s)")
 
 
 def check_constraint(params: generation_pb2.GenerationParams) -> None:
@@ -94,7 +94,8 @@ def check_function_names(names: Iterable[str], field: str) -> None:
 def check_function_name(name: str, field: str) -> None:
     """Raises InvalidArgument unless a call can spell the name."""
     if not _NAME.fullmatch(name):
-        message = f"{field}: a name is 1 to 128 characters, no control characters, not {name[:128]!r}"
+        wanted = "1 to 128 characters, none a control character, no blank at an end"
+        message = f"{field}: a name is {wanted}, not {name[:128]!r}"
         raise InvalidArgument(message, field=field)
 
 
