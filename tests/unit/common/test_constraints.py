@@ -164,6 +164,16 @@ def test_every_complete_answer_matches_its_schema(name: str) -> None:
     assert n_complete
 
 
+def test_an_object_of_a_thousand_optional_properties_is_held() -> None:
+    properties = {f"p{i}": schemas.INT for i in range(1000)}
+    ready = compiled({"type": "object", "properties": properties, "additionalProperties": False})
+    matcher = ready.matcher.deep_copy()
+    answer = b'{"p7": 1, "p400": 2, "p999": 3}'
+    for token in vocab().tokenize(answer, add_special=False, parse_special=False):
+        assert matcher.consume_token(int(token)), matcher.get_error()
+    assert matcher.is_accepting()
+
+
 def test_of_a_long_list_of_tagged_alternatives_one_alone_can_match() -> None:
     tagged = [schemas.obj(kind={"const": f"k{i}"}, value=schemas.INT) for i in range(400)]
     assert not read_schema(json.dumps({"oneOf": tagged})).unenforced

@@ -35,6 +35,8 @@ _JSON_OPTIONS: Any = {
 
 
 _UNSATISFIABLE = "Unsatisfiable schema: "
+# Of a parser's state. Of an object's optional properties each has four, and 64 KiB hold some 3,000 of them.
+_MOST_ITEMS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ def why_failed(matcher: LLMatcher) -> str:
 
 
 def _limits() -> LLParserLimits:
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(verbose_errors=False, max_items_in_row=_MOST_ITEMS)
 
 
 def _lark_of(gbnf: str) -> str:
