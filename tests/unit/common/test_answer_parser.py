@@ -155,6 +155,45 @@ def test_a_call_that_is_cut_before_it_is_told_leaves_nothing_of_itself(cut: str)
     assert joined(made.push("Well.\n" + cut) + made.finish(is_cut=True)) == ("Well.\n", "", [])
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (spelled(HERMES, ADD) + "\nDone.", ("Done.", "", [ADD])),
+        (spelled(HERMES, ADD) + "\n</think>\n\nDone.", ("Done.", "", [ADD])),
+        ("<tool_call> is a marker.</think>C", ("C", "<tool_call> is a marker.", [])),
+        ("I try " + spelled(HERMES, ADD) + " or so.</think>C", None),
+    ],
+)
+def test_a_thought_of_the_prompt_that_begins_with_a_call_is_none(text: str, expected: Read | None) -> None:
+    got = read_in_every_way(lambda: parser(HERMES, reasoning=OPEN), text)
+    assert got == expected or (expected is None and not got[2])
+
+
+def test_thoughts_between_control_tokens_are_told_wherever_they_are() -> None:
+    syntax = generation_pb2.AnswerSyntax()
+    syntax.thought.begin, syntax.thought.end = "<|channel>thought\n", "\n<channel|>"
+    text = "<|channel>thought\nA\n<channel|>B<|channel>thought\nC\n<channel|>D<channel|>"
+    got = read_in_every_way(lambda: AnswerParser(syntax=syntax, reasoning=OPTIONAL), text)
+    assert got == ("BD", "A\nC", [])
+
+
+def test_calls_behind_words_and_a_fence_are_read() -> None:
+    call = '{\n        "tool_name": "$name",\n        "parameters": $arguments\n    }'
+    syntax = generation_pb2.AnswerSyntax()
+    syntax.calls.CopyFrom(
+        generation_pb2.CallSyntax(
+            begin="Action:\n```json\n[\n    ",
+            call=call,
+            separator=",\n    ",
+            end="\n]\n```",
+            style=generation_pb2.ARGUMENT_STYLE_JSON,
+        )
+    )
+    text = 'Action:\n```json\n[{"tool_name": "add", "parameters": {"a": 1}}]\n```'
+    got = read_in_every_way(lambda: AnswerParser(syntax=syntax, names=NAMES), text)
+    assert got == ("", "", [("add", '{"a": 1}')])
+
+
 @pytest.mark.parametrize("is_exact", [False, True])
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\tb/ü"])
 def test_a_name_that_json_escapes_is_known(name: str, is_exact: bool) -> None:

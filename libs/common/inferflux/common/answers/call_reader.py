@@ -65,6 +65,9 @@ class CallReader:
         self.openings = [text for text, way in zip(first, self._ways, strict=False) if way[0].is_distinct]
         if calls.is_whole_answer:
             self.openings = list(calls.optional_begins)
+        elif not self.openings and len(spelling.begin) > 1:
+            # Words alone may be text; before a fence, as "Action:\n```json", they are not.
+            self.openings = [text for text in [calls.begin.rstrip("[{ \n")] if text.endswith("json")]
         self._tail = [part.text for part in (*spelling.tail, *spelling.end)]
         self._parameter_reader = ParameterReader(spelling, tape, tail=self._tail, openings=self.openings)
         self.is_within = False

@@ -67,6 +67,10 @@ class AnswerParser:
             text.strip()
             for text in (self._syntax.content_begin, self._syntax.content_end, *self._syntax.noise)
         } - {""}
+        # Around thoughts, where they are control tokens: a model may think again within its content.
+        thought = self._syntax.thought
+        is_control = thought.begin.startswith("<|") and not self._syntax.channels.begins
+        self._thinks_again = [thought.begin.strip(), thought.end.strip()] if is_control else []
         # Blanks at the end of what has been told: dropped if a call or the end of reasoning follows.
         self._blanks = ""
         # Nothing has been told since reasoning or calls, and the last that was told is a call.
@@ -163,6 +167,9 @@ class AnswerParser:
         self._tape.unmark()
         if found or is_open:
             stop = yield from self._think([one for one in (end, self._syntax.content_begin.strip()) if one])
+            if not stop:
+                yield from self._tape.blanks()
+                yield from self._tape.taking(end)
             self._tape.skip(len(stop))
 
     def _think(self, stops: Collection[str]) -> Steps[str]:
@@ -183,7 +190,8 @@ class AnswerParser:
         is_content = kind is Content
         openings = self._calls.openings if self._calls is not None else []
         dropped = self._dropped if is_content else ()
-        markers = Markers([*stops, *openings, *dropped])
+        thoughts = self._thinks_again if is_content else []
+        markers = Markers([*stops, *openings, *dropped, *thoughts])
         while True:
             text, marker = self._tape.take_before(markers)
             if text:
@@ -194,10 +202,13 @@ class AnswerParser:
                 yield
             elif marker in stops:
                 return marker
-            elif marker in openings and not is_content:
-                yield from self._maybe_last(stops)
-            elif marker in openings and not self._has_reread_enough:
-                yield from self._maybe_call(marker)
+            elif marker in thoughts:
+                self._tape.skip(len(marker))
+                if marker == thoughts[0]:
+                    self._tape.skip(len((yield from self._think(thoughts[1:]))))
+            elif marker in openings:
+                if (yield from self._opened(marker, kind, stops)):
+                    return ""
             else:
                 self._tape.skip(len(marker))
                 if marker not in dropped:
@@ -205,12 +216,26 @@ class AnswerParser:
                 elif not self._has_content:
                     self._drops_blanks = True
 
+    def _opened(self, marker: str, kind: type[Content | Reasoning], stops: Collection[str]) -> Steps[bool]:
+        """Calls that may begin here. Returns whether the thought in which they are is none."""
+        is_thought = kind is Reasoning
+        # A thought that the prompt has opened, and that begins with a call, is none.
+        if is_thought and not (self._reasoning == OPEN and self._drops_blanks):
+            yield from self._maybe_last(stops)
+            return False
+        n_before = self.n_calls
+        if self._has_reread_enough:
+            self._say(self._tape.take(len(marker)), kind)
+        else:
+            yield from self._maybe_call(marker, kind)
+        return is_thought and self.n_calls > n_before
+
     @property
     def _has_reread_enough(self) -> bool:
         return self._n_reread > _MOST_REREAD * self._tape.position + _ENOUGH_REREAD
 
-    def _maybe_call(self, opening: str) -> Steps[None]:
-        """Calls, or the content that seemed to be some. The tape is where they begin."""
+    def _maybe_call(self, opening: str, kind: type[Content | Reasoning] = Content) -> Steps[None]:
+        """Calls, or the text that seemed to be some. The tape is where they begin."""
         tape, calls = self._tape, self._calls
         if calls is None:
             return
@@ -239,7 +264,7 @@ class AnswerParser:
                 return
             tape.rewind()
             opening = opening if tape.starts_with(opening) else ""
-            self._say(tape.take(len(opening)), Content)
+            self._say(tape.take(len(opening)), kind)
         tape.unmark()
 
     def _maybe_last(self, stops: Collection[str]) -> Steps[None]:
