@@ -30,6 +30,7 @@ from inferflux.common.llama.native import llama
 from inferflux.common.sounds import unpacked_sound
 from inferflux.gateway.images.sound_decoder import decode, split
 from inferflux.gateway.tokenizer import PromptIds, Tokenizer
+from inferflux.gateway.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import engine_pb2, inference_pb2, tokenizer_pb2, worker_pb2
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.mmproj_file import read_projection
@@ -221,6 +222,23 @@ def test_what_follows_images_is_as_likely_as_by_libmtmd(world: World, reference:
     reference.image(TWO)
     row = reference.text(texts_of(world, "\nwhat is it?")[1:])
     agrees(world.answer("r"), reference, row)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("sounds")])
+def test_an_image_of_any_shape_is_counted_and_encoded_or_refused_before(kind: str, tmp_path: Path) -> None:
+    world = World(kind, tmp_path)
+    shapes = [(1, 1), (1, 2000), (2000, 1), (1536, 1), (3, 900), (65535, 1), (127, 2), (129, 2)]
+    n_taken = 0
+    for i, (width, height) in enumerate(shapes):
+        try:
+            prompt = world.prompt("hello", Picture(i, width, height), "what is it?")
+        except TokenizerFaultError as error:
+            assert error.fault == tokenizer_pb2.TOKENIZER_FAULT_BAD_IMAGE  # noqa: PT017 - either way is right
+            continue
+        world.served.run(world.item(f"r{i}", prompt))
+        assert len(world.answer(f"r{i}")) == N_GENERATED, (width, height)
+        n_taken += 1
+    assert n_taken
 
 
 def leave_nans() -> None:

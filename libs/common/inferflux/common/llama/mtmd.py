@@ -26,6 +26,8 @@ Shape = tuple[int, int] | int
 TEXT, IMAGE, AUDIO = 0, 1, 2
 _MARKER = b"<__inferflux_image__>"
 _SAMPLE_BYTES, _PIXEL_BYTES = 4, 3
+# An image is long whose one side is so many times the other.
+_LONG = 64
 _FLASH_ATTENTION = {True: 1, False: 0}
 
 
@@ -101,7 +103,7 @@ class Mtmd:
         Raises:
             MtmdError: libmtmd cannot take it.
         """
-        with self.chunks([shape]) as chunks:
+        with self.chunks([shape], _pixels_for(shape)) as chunks:
             return [self.piece(chunk) for chunk in chunks]
 
     @contextmanager
@@ -152,6 +154,13 @@ class Mtmd:
 
     def type_of(self, chunk: Any) -> int:
         return int(self.library.mtmd_input_chunk_get_type(chunk))
+
+
+def _pixels_for(shape: Shape) -> bytes | None:
+    """Black pixels of a long image: made smaller it may lose a side, which pixels alone show."""
+    if isinstance(shape, int) or max(shape) <= _LONG * min(shape):
+        return None
+    return bytes(_PIXEL_BYTES * shape[0] * shape[1])
 
 
 def _check(shape: Shape, data: bytes | None) -> None:
