@@ -11,7 +11,7 @@ import pytest
 from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
 from harness.tokenizers import write_tokenizer
 
-from inferflux.common.constraints.compiling import Compiled, Compiler, grammar_of
+from inferflux.common.constraints.compiling import Compiled, Compiler, ConstraintError, grammar_of
 from inferflux.common.constraints.limits import MAX_FUNCTIONS, MAX_FUNCTIONS_BYTES
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
@@ -201,6 +201,15 @@ def test_stop_strings_go_together_with_calls_that_are_not_required() -> None:
     with pytest.raises(InvalidArgument) as refused:
         check_params(Params(constraint=constraint, stop=["x"]))
     assert refused.value.field == "params.stop"
+
+
+def test_parameters_that_nothing_satisfies_are_told_by_their_function() -> None:
+    constraint = calls()
+    small = {"type": "string", "pattern": "^a$", "minLength": 3}
+    schema = {"type": "object", "properties": {"x": small}, "required": ["x"]}
+    constraint.functions.add(name="odd", parameters=json.dumps(schema))
+    with pytest.raises(ConstraintError, match="odd: no answer satisfies it: required property 'x'"):
+        compiled(constraint)
 
 
 def test_many_functions_compile() -> None:

@@ -108,7 +108,7 @@ class Compiler:
             raise ConstraintError(readable(warnings[0]))
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
-            raise ConstraintError(why_failed(matcher))
+            raise ConstraintError(_culprit(constraint, tokenizer) or why_failed(matcher))
         if not any(mask):
             raise ConstraintError(NOTHING_MATCHES)
         return Compiled(matcher, constraint)
@@ -203,6 +203,16 @@ def why_failed(matcher: LLMatcher) -> str:
     if _UNSATISFIABLE in error:
         return f"{NOTHING_MATCHES}: {readable(error.replace(_UNSATISFIABLE, ''))}"
     return readable(error)
+
+
+def _culprit(constraint: generation_pb2.StructuredConstraint, tokenizer: LLTokenizer) -> str:
+    """Name the function whose parameters do not compile, and say why; "" if each of them does."""
+    for function in constraint.tool_calls.functions:
+        grammar = LLMatcher.grammar_from_json_schema(function.parameters, overrides=_JSON_OPTIONS)
+        alone = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+        if alone.is_error():
+            return f"{function.name}: {why_failed(alone)}"
+    return ""
 
 
 def _limits() -> LLParserLimits:
