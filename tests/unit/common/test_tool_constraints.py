@@ -11,7 +11,8 @@ import pytest
 from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
 from harness.tokenizers import write_tokenizer
 
-from inferflux.common.constraints.compiling import Compiled, Compiler, ConstraintError, grammar_of
+from inferflux.common.constraints.checking import ConstraintError
+from inferflux.common.constraints.compiling import Compiled, Compiler, grammar_of
 from inferflux.common.constraints.limits import MAX_FUNCTIONS, MAX_FUNCTIONS_BYTES
 from inferflux.common.errors import InvalidArgument
 from inferflux.common.generation_limits import check_params
