@@ -214,7 +214,7 @@ async def test_a_constraint_is_tried_where_it_can_do_no_harm(clients: Clients) -
 
 async def test_a_constraint_that_ends_its_process_is_refused(clients: Clients) -> None:
     """llguidance runs out of stack over a number like this."""
-    client = clients({"good": tiny_model()})
+    client = clients({"good": tiny_model()}, TokenizerLimits(time_limit_s=10.0))
     hostile = Constraint(lark='start: %json {"type": "integer", "const": -1e25}')
     with pytest.raises(InvalidArgument) as refused:
         await client.compile("good", hostile, field="params.constraint.lark")

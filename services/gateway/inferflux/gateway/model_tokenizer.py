@@ -203,7 +203,8 @@ class ModelTokenizer:
             try:
                 response = await self._ask(child, request, left_s)
             except ProcessGoneError as error:
-                left_s = max(left_s - error.worked_s, _LEAST_TIME_S)
+                if error.is_blameless:
+                    left_s = max(left_s - error.worked_s, _LEAST_TIME_S)
                 crashes += not error.is_blameless
                 if crashes == _MAX_CRASHES:
                     break

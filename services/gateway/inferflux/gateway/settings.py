@@ -177,8 +177,8 @@ class GatewaySettings(AuditSettings):
     )
     tokenizer_time_limit_s: float = setting(
         2.0,
-        "rendering and tokenizing one text, or trying one constraint; over it, the model's tokenizer process "
-        "is killed and started again",
+        "rendering and tokenizing one text, or trying one constraint, in CPU time on Linux; over it, the "
+        "model's tokenizer process is killed and started again",
         gt=0,
         le=60,
         expert=True,

@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 from inferflux.common.captured import Captured, cause_in
@@ -15,13 +17,19 @@ from inferflux.common.errors import Unavailable
 from inferflux.common.frames import ParentEnd
 from inferflux.v1 import tokenizer_pb2
 
+# A busy machine may hold a process up, but for no more than so many times its limit.
+_MOST_HELD_UP = 5
+_LOOK_AGAIN_S = 0.05
+
+_Answer = asyncio.Future[tokenizer_pb2.TokenizerResponse]
+
 
 class ProcessGoneError(Exception):
     """The process ended before it answered.
 
     Attributes:
         is_blameless: it was killed because of another request.
-        worked_s: how long it had worked on this one.
+        worked_s: how long it had worked on this one, in CPU time where the system tells it.
         cause: what it said of its end, in one line; "" if nothing.
     """
 
@@ -40,6 +48,22 @@ class ProcessLateError(Exception):
         self.limit_s = limit_s
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A request that is not answered.
+
+    Attributes:
+        sent_at: the time of the loop.
+        spent_s: the process's CPU time then.
+        timer: looks whether the time is over.
+    """
+
+    answer: _Answer
+    sent_at: float
+    spent_s: float
+    timer: asyncio.TimerHandle | None = None
+
+
 class TokenizerChild:
     """A running tokenizer process and the requests it has not answered yet."""
 
@@ -55,8 +79,7 @@ class TokenizerChild:
         self._peer = peer
         self._stderr = stderr
         self._on_gone = on_gone
-        # With the time of the loop at which each was sent.
-        self._unanswered: dict[int, tuple[asyncio.Future[tokenizer_pb2.TokenizerResponse], float]] = {}
+        self._unanswered: dict[int, _Asked] = {}
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -109,27 +132,29 @@ class TokenizerChild:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(
-        self, request: tokenizer_pb2.TokenizerRequest, limit_s: float
-    ) -> asyncio.Future[tokenizer_pb2.TokenizerResponse]:
+    def ask(self, request: tokenizer_pb2.TokenizerRequest, limit_s: float) -> _Answer:
         """Send a request.
 
+        Args:
+            limit_s: of CPU time, where the system tells it of another process; else of time.
+
         Returns:
-            Its answer, or ProcessGoneError, or ProcessLateError after `limit_s`: always done by then.
+            Its answer, or ProcessGoneError, or ProcessLateError: always done after five times the limit.
         """
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tokenizer_pb2.TokenizerResponse] = loop.create_future()
+        answer: _Answer = loop.create_future()
         if self.is_gone:
             answer.set_exception(ProcessGoneError(is_blameless=True))
             return answer
         number = request.id
-        self._unanswered[number] = (answer, loop.time())
-        timer = loop.call_later(limit_s, self._on_late, number, limit_s)
+        asked = self._unanswered[number] = _Asked(answer, loop.time(), self._cpu_s())
+        asked.timer = loop.call_later(limit_s, self._look, asked, limit_s)
 
-        def settle(done: asyncio.Future[tokenizer_pb2.TokenizerResponse]) -> None:
+        def settle(done: _Answer) -> None:
             if not done.cancelled():
                 done.exception()  # its caller may have gone
-            timer.cancel()
+            if asked.timer is not None:
+                asked.timer.cancel()
             self._unanswered.pop(number, None)
 
         answer.add_done_callback(settle)
@@ -141,13 +166,14 @@ class TokenizerChild:
         if self.is_gone:
             return
         self.is_gone = True
+        cpu_s = self._cpu_s()
         self._process.kill()
         cause = cause_in(self._stderr.last_lines())
-        now = asyncio.get_running_loop().time()
-        for answer, sent_at in list(self._unanswered.values()):
-            if not answer.done():
-                gone = ProcessGoneError(is_blameless=is_blameless, worked_s=now - sent_at, cause=cause)
-                answer.set_exception(gone)
+        for asked in list(self._unanswered.values()):
+            if not asked.answer.done():
+                worked_s = self._worked_s(asked, cpu_s)
+                gone = ProcessGoneError(is_blameless=is_blameless, worked_s=worked_s, cause=cause)
+                asked.answer.set_exception(gone)
         self._on_gone(cause)
 
     async def close(self) -> None:
@@ -158,18 +184,35 @@ class TokenizerChild:
         await self._listening
         self._stderr.close()
 
-    def _on_late(self, number: int, limit_s: float) -> None:
-        answer, _ = self._unanswered[number]
-        if answer.done():
+    def _look(self, asked: _Asked, limit_s: float) -> None:
+        """Kill the process if it has worked on a request for too long; else look again when it may have."""
+        if asked.answer.done():
             return
-        answer.set_exception(ProcessLateError(limit_s))
+        loop = asyncio.get_running_loop()
+        left_s = limit_s - self._worked_s(asked, self._cpu_s())
+        if left_s > 0 and loop.time() - asked.sent_at < _MOST_HELD_UP * limit_s:
+            asked.timer = loop.call_later(max(left_s, _LOOK_AGAIN_S), self._look, asked, limit_s)
+            return
+        asked.answer.set_exception(ProcessLateError(limit_s))
         self.kill(is_blameless=True)
+
+    def _worked_s(self, asked: _Asked, cpu_s: float) -> float:
+        """How long the process has worked since a request came: in CPU time, if that is known."""
+        held_s = asyncio.get_running_loop().time() - asked.sent_at
+        return min(held_s, cpu_s - asked.spent_s) if cpu_s else held_s
+
+    def _cpu_s(self) -> float:
+        """Seconds of CPU that the process has spent; 0 where the system does not tell: outside Linux."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | 2)  # clock_getcpuclockid(3)
+        except OSError:
+            return 0.0
 
     async def _listen(self) -> None:
         try:
             async for response in self._peer.messages():
-                answer, _ = self._unanswered.get(response.id, (None, 0.0))
-                if answer is not None and not answer.done():
-                    answer.set_result(response)
+                asked = self._unanswered.get(response.id)
+                if asked is not None and not asked.answer.done():
+                    asked.answer.set_result(response)
         finally:
             self.kill()
