@@ -43,3 +43,11 @@ def test_what_a_child_prints_can_be_read_after_its_end() -> None:
         subprocess.run([sys.executable, "-c", program], stderr=captured.fileno(), check=False)
         assert captured.last_lines()[-1] == "the end"
         assert len(captured.read()) > 200_000
+
+
+def test_closing_twice_closes_no_other_file() -> None:
+    captured = Captured()
+    captured.close()
+    with Captured() as other:  # has the same number now
+        captured.close()
+        assert other.read() == b""

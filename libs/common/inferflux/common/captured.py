@@ -20,7 +20,8 @@ class Captured:
     """A file to give a child as its stdout or stderr. Read it when the child has ended."""
 
     def __init__(self) -> None:
-        self._fd = open_memory_file()
+        # A file object: its number is not closed again when another file has it.
+        self._file = os.fdopen(open_memory_file(), "rb", buffering=0)
 
     def __enter__(self) -> Self:
         return self
@@ -31,19 +32,20 @@ class Captured:
         self.close()
 
     def fileno(self) -> int:
-        return self._fd
+        return self._file.fileno()
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Close it; again does nothing."""
+        self._file.close()
 
     def read(self) -> bytes:
         """All of it."""
-        return os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        return os.pread(self.fileno(), os.fstat(self.fileno()).st_size, 0)
 
     def last_lines(self) -> list[str]:
         """The lines of its end, empty ones left out."""
-        size = os.fstat(self._fd).st_size
-        tail = os.pread(self._fd, _TAIL_BYTES, max(size - _TAIL_BYTES, 0)).decode("utf-8", "replace")
+        size = os.fstat(self.fileno()).st_size
+        tail = os.pread(self.fileno(), _TAIL_BYTES, max(size - _TAIL_BYTES, 0)).decode("utf-8", "replace")
         return [line for line in tail.splitlines() if line.strip()]
 
 
