@@ -13,6 +13,7 @@ from inferflux.v1 import inference_pb2
 _DETAILS = frozenset({"", "auto", "low", "high"})
 _FORMATS = frozenset({"", "wav", "mp3"})
 _DATA = "data:"
+_OF_URLS = str.maketrans("-_", "+/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +121,13 @@ def file_of(text: str, *, field: str) -> bytes:
 
 
 def from_base64(text: str, *, field: str, reason: str = "") -> bytes:
-    """The file that a text spells.
+    """The file that a text spells, in lines perhaps, or with the letters for URLs.
 
     Raises:
         InvalidArgument: it is not base64.
     """
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode("".join(text.split()).translate(_OF_URLS), validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument(f"{field}: it is not base64", field=field, reason=reason) from None
 
