@@ -32,7 +32,7 @@ _ABOUT = (
     "`{command}` makes this page. For each row it writes a tiny model of random weights, with "
     "{vocabulary}, and an engine serves it in every way that it can. Each token of each greedy answer "
     "is compared with what llama.cpp alone computes after the tokens before it, in a context of its "
-    "own: it must be the best one, or tie with it (its logit at most 2 % of their spread below). No "
+    "own: it must be the best one, or tie with it (its logit at most 3 % of their spread below). No "
     "trained model was run for this page."
 )
 _LOADS = "| loads | a worker process reads the file, loads it, answers, unloads it |\n"

@@ -28,7 +28,7 @@ BATCH_TOKENS: Final = 48
 ANSWER: Final = 20
 # Logits that differ by less than this part of their spread tie: keys and values are kept in half precision,
 # and sums are taken in another order where more cells are used.
-TIE: Final = 0.02
+TIE: Final = 0.03
 
 
 @dataclass

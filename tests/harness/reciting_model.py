@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -17,7 +18,9 @@ _BOS, _EOS = 257, 258
 _LAST_BYTE = ord("\n")
 
 
-def reciting_model(pieces: Sequence[bytes], template: str) -> Gguf:
+def reciting_model(
+    pieces: Sequence[bytes], template: str, *, control: AbstractSet[bytes] = frozenset(), end: str = "</s>"
+) -> Gguf:
     """A llama whose prompt ends with a line break, after which it says `pieces`, each a token, and ends.
 
     Its layer adds nothing. So a token's embedding, its place in the text, alone decides what follows.
@@ -25,12 +28,14 @@ def reciting_model(pieces: Sequence[bytes], template: str) -> Gguf:
     Args:
         pieces: no two are equal; each has two bytes or more, for each byte is a token already.
         template: of its chats.
+        control: pieces that are control tokens.
+        end: the control token that it ends with.
     """
     assert len(set(pieces)) == len(pieces)
     assert all(len(piece) > 1 for piece in pieces)
     characters = byte_characters()
     spelled = ["".join(characters[byte] for byte in piece) for piece in pieces]
-    tokens = [*characters, "he", "<s>", "</s>", *spelled]
+    tokens = [*characters, "he", "<s>", end, *spelled]
     first = len(tokens) - len(pieces)
     said = [_LAST_BYTE, *range(first, len(tokens))]
     dim = -(-len(said) // 64) * 64
@@ -38,6 +43,7 @@ def reciting_model(pieces: Sequence[bytes], template: str) -> Gguf:
     for place, (token, following) in enumerate(zip(said, [*said[1:], _EOS], strict=True)):
         embeddings[token, place] = 1.0
         output[following, place] = 4.0
+    kinds = [1] * 257 + [3, 3] + [3 if piece in control else 1 for piece in pieces]
     norm = Tensor(np.ones(dim, np.float32))
     metadata: dict[str, Field] = {
         "general.architecture": text("llama"),
@@ -55,7 +61,7 @@ def reciting_model(pieces: Sequence[bytes], template: str) -> Gguf:
         "tokenizer.ggml.model": text("gpt2"),
         "tokenizer.ggml.pre": text("gpt-2"),
         "tokenizer.ggml.tokens": texts(tokens),
-        "tokenizer.ggml.token_type": numbers(5, np.array([1] * 257 + [3, 3] + [1] * len(pieces), np.int32)),
+        "tokenizer.ggml.token_type": numbers(5, np.array(kinds, np.int32)),
         "tokenizer.ggml.merges": texts(["h e"]),
         "tokenizer.ggml.bos_token_id": u32(_BOS),
         "tokenizer.ggml.eos_token_id": u32(_EOS),
