@@ -123,6 +123,7 @@ def test_null_is_as_good_as_absent(name: str) -> None:
     ("given", "inner", "field"),
     [
         ({"n_predict": 5}, "params.max_tokens", "n_predict"),
+        ({"repetition_penalty": 5}, "params.sampling.repeat_penalty", "repetition_penalty"),
         ({"repeat_last_n": 5}, "params.sampling.penalty_last_n", "repeat_last_n"),
         ({"guided_json": SCHEMA}, "params.constraint.json_schema", "guided_json"),
         ({"json_schema": SCHEMA}, "params.constraint.json_schema", "json_schema"),
@@ -139,6 +140,16 @@ def test_an_error_names_the_field_as_the_client_did(given: dict[str, Any], inner
     told = in_words_of(error, chat.field_names(body(**given)))
     assert isinstance(told, InvalidArgument)
     assert told.field == field
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [({"n_predict": "x"}, "n_predict"), ({"n_probs": "x"}, "n_probs"), ({"seed": "x"}, "seed")],
+)
+def test_a_wrong_type_names_the_field_as_the_client_did(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        body(**given)
+    assert (refused.value.field, refused.value.message.partition(":")[0]) == (field, field)
 
 
 def test_every_field_of_another_server_is_on_the_page() -> None:

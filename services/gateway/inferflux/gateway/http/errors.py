@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -58,8 +59,12 @@ def with_field(error: InferFluxError) -> str:
     return error.message if field in error.message else f"{field}: {error.message}"
 
 
-def of_validation(error: ValidationError) -> InvalidArgument:
-    """The first thing that is wrong about a body, with its field."""
+def of_validation(error: ValidationError, names: Mapping[str, str] = MappingProxyType({})) -> InvalidArgument:
+    """The first thing that is wrong about a body, with its field.
+
+    Args:
+        names: what the client calls fields that have another name inside.
+    """
     problems = error.errors(include_url=False, include_context=True)
     problem = _innermost(problems)
     if problem["type"] == "json_invalid":
@@ -67,13 +72,14 @@ def of_validation(error: ValidationError) -> InvalidArgument:
             return InvalidArgument("the body is empty: send a JSON object", reason="INVALID_JSON")
         why = str(problem.get("ctx", {}).get("error", "it does not parse"))
         return InvalidArgument(f"the body is not JSON: {why}", reason="INVALID_JSON")
-    field = path_of(problem["loc"])
+    inside = path_of(problem["loc"])
+    field = names.get(inside, inside)
     said = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return InvalidArgument(f"{field}: {said}" if field else said, field=field)
     if problem["type"] == "missing":
         return missing(field)
-    alternatives = [each["msg"] for each in problems if path_of(each["loc"]) == field]
+    alternatives = [each["msg"] for each in problems if path_of(each["loc"]) == inside]
     if all(each.startswith(_INPUT) for each in alternatives):
         said = _INPUT + " or ".join(dict.fromkeys(each.removeprefix(_INPUT) for each in alternatives))
     message = f"{field or 'the body'}: {said[:1].lower()}{said[1:]}"

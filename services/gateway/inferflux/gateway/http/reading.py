@@ -15,7 +15,7 @@ from . import bodies
 from .bodies import Body
 from .errors import of_validation
 from .openai.bodies import SamplingBody
-from .openai.fields import settled
+from .openai.fields import names_used, settled
 
 _B = TypeVar("_B", bound=Body)
 _R = TypeVar("_R")
@@ -30,10 +30,12 @@ def parse(kind: type[_B], body: bytes) -> _B:
         InvalidArgument: it is no JSON, a field has a wrong type, or another server's field is not served.
     """
     made = bodies.parse(kind, body)
+    if not isinstance(made, SamplingBody):
+        return made
     try:
-        return settled(made, body) if isinstance(made, SamplingBody) else made
+        return settled(made, body)
     except ValidationError as error:
-        raise of_validation(error) from None
+        raise of_validation(error, names_used(made)) from None
 
 
 class BodyReader:

@@ -197,4 +197,6 @@ def names_used(body: SamplingBody) -> Mapping[str, str]:
         used.setdefault("structured_outputs.json", "format")
     if given.get("n_probs"):
         used |= {"logprobs": "n_probs", "top_logprobs": "n_probs"}
+    if body.repetition_penalty is not None:
+        used["repeat_penalty"] = "repetition_penalty"
     return used
