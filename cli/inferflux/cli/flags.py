@@ -87,7 +87,8 @@ class GenerationFlags:
     deterministic: Annotated[
         bool | None,
         typer.Option(
-            help="The same answer whatever else is cached or runs; slower. [default: as the model is set]",
+            help="The same answer whatever else is cached or runs; slower. "
+            "[default: as the key or the model is set]",
             rich_help_panel=_SAMPLING,
             show_default=False,
         ),

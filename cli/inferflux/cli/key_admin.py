@@ -45,6 +45,7 @@ Expires = Annotated[str, typer.Option("--expires", metavar="DURATION", help="Ref
 Version = Annotated[int, typer.Option(min=0, help="Only if it still has this version.")]
 _CACHE_SCOPE = "Whose cached prefixes its requests share, beyond its tenant's."
 _SKIP_ANSWER_CACHE = "Its requests leave the answer cache aside."
+_DETERMINISTIC = "Its requests get the same answer whatever else is cached or runs, or say otherwise."
 
 
 @api_keys.command("list")
@@ -76,6 +77,7 @@ def create(
     expires: Expires = "",
     cache_scope: Annotated[str, typer.Option(help=_CACHE_SCOPE)] = "",
     skip_answer_cache: Annotated[bool, typer.Option("--skip-answer-cache", help=_SKIP_ANSWER_CACHE)] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help=_DETERMINISTIC)] = False,
     as_json: AsJson = False,
     endpoint: Endpoint = "",
     api_key: ApiKey = "",
@@ -92,6 +94,7 @@ def create(
         max_priority=max_priority,
         cache_scope=cache_scope,
         skip_answer_cache=skip_answer_cache,
+        deterministic=deterministic,
         expires_at=_in(expires),
     )
 
@@ -117,6 +120,9 @@ def update(
     skip_answer_cache: Annotated[
         bool | None, typer.Option("--skip-answer-cache/--use-answer-cache", help=_SKIP_ANSWER_CACHE)
     ] = None,
+    deterministic: Annotated[
+        bool | None, typer.Option("--deterministic/--no-deterministic", help=_DETERMINISTIC)
+    ] = None,
     reset: Annotated[
         list[str] | None,
         typer.Option("--reset", metavar="FIELD", help="Back to its default, such as models; several times."),
@@ -138,6 +144,7 @@ def update(
         "max_priority": max_priority,
         "cache_scope": cache_scope,
         "skip_answer_cache": skip_answer_cache,
+        "deterministic": deterministic,
         "expires_at": _in(expires) if expires and not never else None,
     }
     changed = {field: value for field, value in given.items() if value is not None}

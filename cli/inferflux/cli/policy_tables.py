@@ -26,6 +26,7 @@ def keys_table(keys: Sequence[policy_pb2.ApiKey]) -> Table:
         may = " ".join([*key.scopes, *(f"role:{role}" for role in key.roles)])
         models = f" on {', '.join(key.models)}" if key.models else ""
         pools = f" in {', '.join(key.worker_pools)}" if key.worker_pools else ""
+        same = ", deterministic" if key.deterministic else ""
         rotating = " [yellow]two secrets[/]" if key.HasField("previous_secret_until") else ""
         table.add_row(
             f"[bold]{key.key_id}[/]{rotating}",
@@ -35,7 +36,7 @@ def keys_table(keys: Sequence[policy_pb2.ApiKey]) -> Table:
             _time(key.expires_at) if key.HasField("expires_at") else "never",
             _time(key.last_used_at) if key.HasField("last_used_at") else _NONE,
             str(key.version),
-            escape(may + models + pools),
+            escape(may + models + pools + same),
         )
     return table
 

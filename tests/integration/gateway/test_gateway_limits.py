@@ -262,6 +262,23 @@ async def test_a_request_carries_the_worker_pools_of_its_key_and_the_gateway_s_z
     await finish(backend, stream, "in-pools")
 
 
+@pytest.mark.parametrize(("own", "found"), [(None, True), (False, False)])
+async def test_a_request_of_a_deterministic_key_is_deterministic_unless_it_says_otherwise(
+    policy: PolicyProcess,
+    admin_key: str,
+    gateway: GatewayProcess,
+    backend: Backend,
+    own: bool | None,
+    found: bool,
+) -> None:
+    tenant = await tenant_of(policy, admin_key, gateway, deterministic=True)
+    request_id = f"same-{own}"
+    params = generation_pb2.GenerationParams(deterministic=own)
+    stream = tenant.client.generate(request_id, params=params)
+    assert (await backend.job(request_id)).params.deterministic is found
+    await finish(backend, stream, request_id)
+
+
 async def test_a_revoked_key_is_refused_at_once_by_every_gateway_and_on_open_websockets(
     tenant: Tenant, start_gateway: StartGateway, nats_url: str, admin_key: str
 ) -> None:

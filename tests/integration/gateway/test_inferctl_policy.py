@@ -48,10 +48,12 @@ async def test_a_keys_life(env: dict[str, str], policy: PolicyProcess) -> None:
         "gold",
         "--expires",
         "2h",
+        "--deterministic",
     )
     (secret,), (key_id,) = SECRET.findall(made), set(KEY_ID.findall(made))
     admitted = await policy.admit(secret)
     assert (list(admitted.models), list(admitted.worker_pools)) == (["demo*"], ["gold"])
+    assert admitted.deterministic
     listed = await done(env, "api-keys", "list", "--tenant", "cli")
     assert key_id in listed
     assert "nightly" in listed
@@ -78,10 +80,13 @@ async def test_roles_and_keys_that_have_them(env: dict[str, str], policy: Policy
     listed = json.loads(await done(env, "roles", "list", "--json"))["roles"]
     assert {"name": "cli-role", "description": "sees models"}.items() <= listed[-1].items()
     made = json.loads(await done(env, "api-keys", "create", "cli", "x", "--role", "cli-role", "--json"))
-    flags = ("--cache-scope", "catalogue", "--skip-answer-cache", "--json")
+    flags = ("--cache-scope", "catalogue", "--skip-answer-cache", "--deterministic", "--json")
     changed = json.loads(await done(env, "api-keys", "update", made["api_key"]["key_id"], *flags))["api_key"]
     assert (changed["cache_scope"], changed["skip_answer_cache"]) == ("catalogue", True)
-    assert (await policy.admit(made["secret"], "models")).tenant == "cli"
+    admitted = await policy.admit(made["secret"], "models")
+    assert (admitted.tenant, admitted.deterministic) == ("cli", True)
+    await done(env, "api-keys", "update", made["api_key"]["key_id"], "--no-deterministic")
+    assert not (await policy.admit(made["secret"], "models")).deterministic
     assert json.loads(await done(env, "roles", "delete", "cli-role", "--json")) == {}
     assert "cli-role" not in await done(env, "roles", "list")
 

@@ -67,6 +67,15 @@ async def test_a_key_that_leaves_the_answer_cache_aside_says_so(running: Running
         assert (await running.policy.admit(made.secret)).skip_answer_cache is skips
 
 
+async def test_a_deterministic_key_says_so(running: Running) -> None:
+    plain = await running.policy.create_key(running.admin)
+    same = await running.policy.create_key(running.admin, deterministic=True)
+    listed = {k.key_id: k.deterministic for k in await running.policy.list_keys(running.admin)}
+    for made, is_same in ((plain, False), (same, True)):
+        assert made.api_key.deterministic is listed[made.api_key.key_id] is is_same
+        assert (await running.policy.admit(made.secret)).deterministic is is_same
+
+
 async def test_a_revoked_key_is_refused_by_the_very_next_call(running: Running) -> None:
     for _ in range(20):
         made = await running.policy.create_key(running.admin)

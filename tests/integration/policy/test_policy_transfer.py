@@ -96,7 +96,7 @@ async def fill(admin: Admin) -> str:
     )
     rotate = policy_pb2.RotateApiKeyRequest(key_id=made.api_key.key_id)
     secret: str = (await admin.call("RotateApiKey", rotate)).secret
-    await admin.policy.create_key(admin.key, tenant="other", cache_scope="x", skip_answer_cache=True)
+    await admin.policy.create_key(admin.key, tenant="other", cache_scope="x", deterministic=True)
     return secret
 
 

@@ -63,6 +63,7 @@ async def test_a_key_is_kept_as_it_is(two: tuple[Opened, Opened]) -> None:
         expires_unix_ms=1_900_000_000_000,
         models=("demo*", ODD),
         worker_pools=("gold",),
+        is_deterministic=True,
         version=3,
     )
     await first.add(plain)

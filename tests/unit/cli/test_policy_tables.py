@@ -35,11 +35,19 @@ def test_a_key_is_a_row() -> None:
         roles=["user"],
         models=["a*"],
         worker_pools=["gold"],
+        deterministic=True,
         version=3,
     )
     key.expires_at.FromJsonString("2031-02-03T04:05:06Z")
     text = shown(keys_table([key]))
-    for part in ("key_1", "acme", "[ci]", "inference role:user on a* in gold", "2031-02-03 04:05 UTC", "3"):
+    for part in (
+        "key_1",
+        "acme",
+        "[ci]",
+        "inference role:user on a* in gold, deterministic",
+        "2031-02-03 04:05 UTC",
+        "3",
+    ):
         assert part in text
     assert "two secrets" not in text
     key.previous_secret_until.FromSeconds(1)

@@ -62,6 +62,23 @@ def test_given_breakers_take_the_place_of_the_default_ones(texts: list[str]) -> 
     assert list(resolved.sampling.dry_sequence_breakers.texts) == texts
 
 
+@pytest.mark.parametrize(
+    ("own", "of_key", "found"),
+    [
+        (None, True, True),
+        (None, False, None),
+        (False, True, False),
+        (True, False, True),
+    ],
+)
+def test_a_request_that_leaves_it_open_is_deterministic_as_its_key_is(
+    own: bool | None, of_key: bool, found: bool | None
+) -> None:
+    given = Params(deterministic=own)
+    resolved = resolve(given, prompt_tokens=1, context_length=10, deterministic=of_key)
+    assert (resolved.deterministic if resolved.HasField("deterministic") else None) is found
+
+
 def test_the_callers_message_is_left_alone() -> None:
     given = Params(stop=["x"])
     resolved = resolve(given, prompt_tokens=1, context_length=10)

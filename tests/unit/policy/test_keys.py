@@ -69,6 +69,7 @@ def test_a_key_is_stored_by_its_sha256_and_named_after_it() -> None:
     expires=st.none() | st.integers(min_value=0, max_value=2**53),
     models=st.sets(st.sampled_from(["demo", "a model", "pre*", "ä"])),
     pools=st.sets(st.sampled_from(["default", "gold"])),
+    deterministic=st.booleans(),
     version=st.integers(1, 99),
     was_rotated=st.booleans(),
 )
@@ -84,6 +85,7 @@ def test_a_record_survives_being_written_and_read(
     expires: int | None,
     models: set[str],
     pools: set[str],
+    deterministic: bool,
     version: int,
     was_rotated: bool,
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_record_survives_being_written_and_read(
         models=tuple(models),
         version=version,
         worker_pools=tuple(pools),
+        is_deterministic=deterministic,
     )
     if was_rotated:
         record = record.rotated("1e" * 32, previous_until_unix_ms=created + 1)

@@ -175,10 +175,16 @@ def test_scopes_are_those_with_the_prefix_that_we_have() -> None:
 
 
 def test_what_holds_for_all_tokens_of_an_issuer_is_in_the_record() -> None:
-    fields = {"models": ["llama*"], "worker_pools": ["gold"], "max_priority": 3, "cache_scope": "shared"}
+    fields = {
+        "models": ["llama*"],
+        "worker_pools": ["gold"],
+        "max_priority": 3,
+        "cache_scope": "shared",
+        "deterministic": True,
+    }
     record = holder({}, **fields).record
     assert (record.models, record.worker_pools) == (("llama*",), ("gold",))
-    assert (record.max_priority, record.cache_scope) == (3, "shared")
+    assert (record.max_priority, record.cache_scope, record.is_deterministic) == (3, "shared", True)
 
 
 @given(st.sets(st.sampled_from(Scope)), st.sets(st.sampled_from(Scope)), st.sampled_from(Scope))

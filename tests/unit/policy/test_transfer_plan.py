@@ -85,7 +85,7 @@ def test_secrets_travel_only_where_they_are_asked_for() -> None:
             max_priority=-3, cache_scope="x", skips_answer_cache=True, roles=(), expires_unix_ms=NOW_MS + 1
         ),
         a_key(models=("a*", "b"), worker_pools=("gold",), expires_unix_ms=NOW_MS - 1, max_priority=0),
-        a_key(own_key_id="key_0123456789abcdef"),
+        a_key(own_key_id="key_0123456789abcdef", is_deterministic=True),
     ],
 )
 def test_an_empty_store_gets_keys_as_they_were(key: ApiKeyRecord) -> None:
@@ -104,15 +104,18 @@ def test_changed_fields_are_told_by_the_documents_names() -> None:
     document.rate_limits[0].tokens_per_day = 7
     document.guardrails[0].rules.patterns.append("x+")
     document.api_keys[0].skip_answer_cache = True
+    document.api_keys[0].deterministic = True
     document.api_keys[0].expires_at.FromMilliseconds(NOW_MS + 5)
     changes = planned(document)
     assert told(changes) == [
         ("role", "support", "update", ["description"]),
         ("rate_limit", "tenant:acme", "update", ["tokens_per_day"]),
         ("guardrails", "acme/", "update", ["rules"]),
-        ("api_key", KEY.key_id, "update", ["skip_answer_cache", "expires_at"]),
+        ("api_key", KEY.key_id, "update", ["skip_answer_cache", "deterministic", "expires_at"]),
     ]
-    expected = replace(KEY, version=4, skips_answer_cache=True, expires_unix_ms=NOW_MS + 5)
+    expected = replace(
+        KEY, version=4, skips_answer_cache=True, is_deterministic=True, expires_unix_ms=NOW_MS + 5
+    )
     assert changes[-1].new == expected
 
 

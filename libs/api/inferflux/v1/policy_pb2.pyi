@@ -116,6 +116,7 @@ class AdmitResponse(_message.Message):
     SKIPS_RESERVE_FIELD_NUMBER: _builtins.int
     ISSUER_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -133,6 +134,8 @@ class AdmitResponse(_message.Message):
     issuer: _builtins.str
     """Of a caller with a token: who issued it, and its subject. Empty for one with an API key."""
     subject: _builtins.str
+    deterministic: _builtins.bool
+    """Its requests are deterministic unless they say otherwise."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the key and its roles, with those that they include."""
@@ -171,10 +174,11 @@ class AdmitResponse(_message.Message):
         skips_reserve: _builtins.bool = ...,
         issuer: _builtins.str = ...,
         subject: _builtins.str = ...,
+        deterministic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "facts", b"facts", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "facts", b"facts", "guards_stream", b"guards_stream", "issuer", b"issuer", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "skips_reserve", b"skips_reserve", "subject", b"subject", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "deterministic", b"deterministic", "facts", b"facts", "guards_stream", b"guards_stream", "issuer", b"issuer", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "skips_reserve", b"skips_reserve", "subject", b"subject", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -590,6 +594,7 @@ class ApiKey(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     PREVIOUS_SECRET_UNTIL_FIELD_NUMBER: _builtins.int
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant: _builtins.str
     name: _builtins.str
@@ -600,6 +605,8 @@ class ApiKey(_message.Message):
     skip_answer_cache: _builtins.bool
     version: _builtins.int
     """Rises with each change."""
+    deterministic: _builtins.bool
+    """Its requests are deterministic unless they say otherwise: GenerationParams.deterministic."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -646,10 +653,11 @@ class ApiKey(_message.Message):
         version: _builtins.int = ...,
         previous_secret_until: _timestamp_pb2.Timestamp | None = ...,
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
+        deterministic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "created_at", b"created_at", "expires_at", b"expires_at", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "previous_secret_until", b"previous_secret_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "expires_at", b"expires_at", "key_id", b"key_id", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "previous_secret_until", b"previous_secret_until", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "deterministic", b"deterministic", "expires_at", b"expires_at", "key_id", b"key_id", "last_used_at", b"last_used_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "previous_secret_until", b"previous_secret_until", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -671,6 +679,7 @@ class CreateApiKeyRequest(_message.Message):
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     WORKER_POOLS_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     name: _builtins.str
     max_priority: _builtins.int
@@ -681,6 +690,7 @@ class CreateApiKeyRequest(_message.Message):
     """
     skip_answer_cache: _builtins.bool
     """Its requests neither take answers from the answer cache nor keep theirs there."""
+    deterministic: _builtins.bool
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """At least one scope or one role."""
@@ -689,7 +699,7 @@ class CreateApiKeyRequest(_message.Message):
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def expires_at(self) -> _timestamp_pb2.Timestamp:
-        """As in ApiKey, as are the models and the worker pools."""
+        """As in ApiKey, as are the models, the worker pools, and whether they are deterministic."""
 
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -708,10 +718,11 @@ class CreateApiKeyRequest(_message.Message):
         expires_at: _timestamp_pb2.Timestamp | None = ...,
         models: _abc.Iterable[_builtins.str] | None = ...,
         worker_pools: _abc.Iterable[_builtins.str] | None = ...,
+        deterministic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "expires_at", b"expires_at", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "expires_at", b"expires_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "deterministic", b"deterministic", "expires_at", b"expires_at", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015
@@ -846,7 +857,7 @@ class UpdateApiKeyRequest(_message.Message):
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
         """The fields to change: name, scopes, roles, expires_at, models, max_priority, cache_scope, skip_answer_cache,
-        worker_pools.
+        worker_pools, deterministic.
         A field that is named here and absent above goes back to its default.
         """
 
@@ -1472,6 +1483,7 @@ class StoredApiKey(_message.Message):
     SKIP_ANSWER_CACHE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SECRET_SHA256_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     tenant: _builtins.str
     name: _builtins.str
@@ -1481,6 +1493,7 @@ class StoredApiKey(_message.Message):
     version: _builtins.int
     secret_sha256: _builtins.str
     """The SHA-256 of its present secret, in 64 hex digits; empty unless it was asked for."""
+    deterministic: _builtins.bool
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1510,10 +1523,11 @@ class StoredApiKey(_message.Message):
         skip_answer_cache: _builtins.bool = ...,
         version: _builtins.int = ...,
         secret_sha256: _builtins.str = ...,
+        deterministic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "created_at", b"created_at", "expires_at", b"expires_at", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "expires_at", b"expires_at", "key_id", b"key_id", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "secret_sha256", b"secret_sha256", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "created_at", b"created_at", "deterministic", b"deterministic", "expires_at", b"expires_at", "key_id", b"key_id", "max_priority", b"max_priority", "models", b"models", "name", b"name", "roles", b"roles", "scopes", b"scopes", "secret_sha256", b"secret_sha256", "skip_answer_cache", b"skip_answer_cache", "tenant", b"tenant", "version", b"version", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015

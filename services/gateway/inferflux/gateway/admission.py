@@ -109,6 +109,7 @@ class Admission:
             wants_text=answer.wants_text,
             guards_stream=answer.guards_stream,
             worker_pools=tuple(answer.worker_pools),
+            is_deterministic=answer.deterministic,
             facts=answer.facts if answer.HasField("facts") else None,
         )
 

@@ -25,6 +25,7 @@ class Caller:
         wants_text: whether policy wants to see the prompts.
         guards_stream: whether answers may be held to guardrails.
         worker_pools: pools of the workers that its requests may run on; empty: every worker.
+        is_deterministic: whether the caller's requests are that leave it open.
         facts: what policy wants to be told again when it reserves; None where it does not.
     """
 
@@ -39,6 +40,7 @@ class Caller:
     wants_text: bool = False
     guards_stream: bool = False
     worker_pools: Sequence[str] = ()
+    is_deterministic: bool = False
     facts: policy_pb2.DecisionFacts | None = None
 
     def check_model(self, model: str, adapter: str = "") -> None:

@@ -475,6 +475,7 @@ class Pipeline:
                 prompt_tokens=n_tokens,
                 context_length=card.context_length,
                 choice=call.context.choice,
+                deterministic=call.caller.is_deterministic,
             ),
             priority=call.caller.capped(request.priority),
             epoch=1,

@@ -57,13 +57,19 @@ class Prompt:
 
 
 def resolve(
-    params: generation_pb2.GenerationParams, *, prompt_tokens: int, context_length: int, choice: int = 0
+    params: generation_pb2.GenerationParams,
+    *,
+    prompt_tokens: int,
+    context_length: int,
+    choice: int = 0,
+    deterministic: bool = False,
 ) -> generation_pb2.GenerationParams:
     """Set every optional field, so that a retry is the same request: defaults, a drawn seed, and max_tokens
     cut to what the context has left.
 
     Args:
         choice: see `CallContext`.
+        deterministic: whether a request is that leaves it open; False: its model decides.
     """
     resolved = generation_pb2.GenerationParams()
     resolved.CopyFrom(params)
@@ -77,6 +83,8 @@ def resolve(
     for last_n in ("penalty_last_n", "dry_penalty_last_n"):
         if getattr(resolved.sampling, last_n) == -1:
             setattr(resolved.sampling, last_n, context_length)
+    if deterministic and not params.HasField("deterministic"):
+        resolved.deterministic = True
     left = context_length - prompt_tokens
     resolved.max_tokens = min(params.max_tokens, left) if params.HasField("max_tokens") else left
     return resolved

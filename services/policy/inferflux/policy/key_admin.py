@@ -86,6 +86,7 @@ class KeyAdmin:
             expires_unix_ms=self._expiry(request.expires_at) if request.HasField("expires_at") else None,
             models=parse_patterns(request.models),
             worker_pools=parse_pools(request.worker_pools),
+            is_deterministic=request.deterministic,
         )
         access = await self._checked(record)
         self.check(actor, record, access)
@@ -260,6 +261,7 @@ class KeyAdmin:
                 "cache_scope": keys.parse_cache_scope(given.cache_scope, field="api_key.cache_scope")
             },
             "skip_answer_cache": lambda: {"skips_answer_cache": given.skip_answer_cache},
+            "deterministic": lambda: {"is_deterministic": given.deterministic},
         }
         changes: dict[str, Any] = {}
         for i, path in enumerate(paths):
@@ -282,6 +284,7 @@ class KeyAdmin:
             roles=record.roles,
             models=record.models,
             worker_pools=record.worker_pools,
+            deterministic=record.is_deterministic,
             version=record.version,
         )
         message.created_at.FromMilliseconds(record.created_unix_ms)

@@ -50,6 +50,7 @@ class ApiKeyRecord:
         expires_unix_ms: from then on it is refused; None: never.
         models: patterns of the models it may use; empty: every model.
         worker_pools: pools of the workers that its requests may run on; empty: every worker.
+        is_deterministic: whether its requests are that leave it open.
         version: rises with each change.
         previous_digest: of the secret before the last rotation, valid until `previous_until_unix_ms`.
         own_key_id: of a key that was rotated: it keeps its name; "" for one named after its digest.
@@ -71,6 +72,7 @@ class ApiKeyRecord:
     previous_until_unix_ms: int = 0
     own_key_id: str = ""
     worker_pools: tuple[str, ...] = ()
+    is_deterministic: bool = False
 
     @property
     def key_id(self) -> str:
@@ -100,6 +102,8 @@ class ApiKeyRecord:
             fields["models"] = json.dumps(self.models)
         if self.worker_pools:
             fields["worker_pools"] = " ".join(self.worker_pools)
+        if self.is_deterministic:
+            fields["deterministic"] = "1"
         if self.version != 1:
             fields["version"] = str(self.version)
         if self.previous_digest:
@@ -129,6 +133,7 @@ class ApiKeyRecord:
             previous_until_unix_ms=int(fields.get(b"previous_until", b"0")),
             own_key_id="" if key_id == key_id_of(digest) else key_id,
             worker_pools=tuple(fields.get(b"worker_pools", b"").decode().split()),
+            is_deterministic=b"deterministic" in fields,
         )
 
     def shared_scope(self, default: str) -> str:

@@ -150,6 +150,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             or (decisions is not None and decisions.wants_text),
             guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
             worker_pools=key.worker_pools,
+            deterministic=key.is_deterministic,
             facts=None if decisions is None else to_message(facts_of_call(holder, scope, method)),
             issuer=holder.identity.get("issuer", ""),
             subject=holder.identity.get("subject", ""),

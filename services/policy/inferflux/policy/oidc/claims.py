@@ -69,6 +69,7 @@ def holder_of(claims: Mapping[str, Any], issuer: Issuer, *, now_s: float) -> Tok
         models=issuer.models,
         own_key_id=subject_id(issuer.issuer, subject),
         worker_pools=issuer.worker_pools,
+        is_deterministic=issuer.deterministic,
     )
     return TokenHolder(issuer.issuer, subject, record, expanded(issuer.allowed_scopes))
 

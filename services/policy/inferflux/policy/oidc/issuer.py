@@ -93,6 +93,10 @@ class Issuer(BaseModel):
     cache_scope: Annotated[str, _parsed(parse_cache_scope)] = Field(
         "", description="[cache scope](#cache-scope); empty: as of keys without one"
     )
+    deterministic: bool = Field(
+        False,
+        description="whether requests with its tokens are [deterministic](caching.md#the-same-answer-again)",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -146,6 +146,7 @@ def _parse_key(message: policy_pb2.StoredApiKey, at: str, *, now_ms: int) -> tup
         ),
         cache_scope=keys.parse_cache_scope(message.cache_scope, field=f"{at}.cache_scope"),
         skips_answer_cache=message.skip_answer_cache,
+        is_deterministic=message.deterministic,
         created_unix_ms=(
             _ms(message.created_at, f"{at}.created_at") if message.HasField("created_at") else now_ms
         ),
@@ -180,6 +181,7 @@ def _key_message(key: ApiKeyRecord, *, with_hash: bool) -> policy_pb2.StoredApiK
         max_priority=key.max_priority,
         cache_scope=key.cache_scope,
         skip_answer_cache=key.skips_answer_cache,
+        deterministic=key.is_deterministic,
         version=key.version,
         secret_sha256=key.digest if with_hash else "",
     )

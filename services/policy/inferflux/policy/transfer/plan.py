@@ -25,6 +25,7 @@ _OF_KEYS = {
     "max_priority": "max_priority",
     "cache_scope": "cache_scope",
     "skips_answer_cache": "skip_answer_cache",
+    "is_deterministic": "deterministic",
     "expires_unix_ms": "expires_at",
 }
 
