@@ -51,6 +51,7 @@ class Served:
         clock: Clock | None = None,
         speculation: generation_pb2.Speculation.ValueType = generation_pb2.SPECULATION_OFF,
         draft_model: DraftModel | None = None,
+        is_deterministic: bool = False,
     ) -> None:
         self.backend = backend
         self.chunks: list[tokens_pb2.TokenChunk] = []
@@ -73,6 +74,7 @@ class Served:
             clock=clock,
             speculation=speculation,
             draft_model=draft_model,
+            is_deterministic=is_deterministic,
             images=Images(backend.projector, max_bytes=1 << 28) if backend.projector else None,
         )
 

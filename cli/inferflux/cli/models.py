@@ -120,6 +120,14 @@ def load(
         str,
         typer.Option(metavar="FILE", help="Its chat template, in place of its own. On the worker's machine."),
     ] = "",
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether its requests get the same answer whatever else is cached or runs, unless they say "
+            "otherwise; by default as the worker is set.",
+            show_default=False,
+        ),
+    ] = None,
     host: Host = "",
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -135,8 +143,10 @@ def load(
         request.chat_template_path = _absolute(chat_template) if chat_template else ""
         if role is not None:
             request.role = ROLES[role]
-    elif name or alias or pin or role or mmproj or chat_template:
-        options = "--name, --alias, --pin, --role, --mmproj and --chat-template"
+        if deterministic is not None:
+            request.deterministic = deterministic
+    elif name or alias or pin or role or mmproj or chat_template or deterministic is not None:
+        options = "--name, --alias, --pin, --role, --mmproj, --chat-template and --deterministic"
         raise CommandError(f"{options} go with a file, and {what} is none")
     else:
         request.name = what

@@ -125,6 +125,21 @@ def test_the_engine_finds_out_what_the_memory_shares(backends: Backends, kind: s
 
 
 @each_kind
+def test_deterministic_requests_are_refused_by_their_field_and_the_next_is_served(
+    backends: Backends, kind: str
+) -> None:
+    served = serve(backends, kind)
+    same = ask("same", list(range(100, 120)))
+    same.request.params.deterministic = True
+    served.run(same)
+    failed = served.chunks[-1].failed
+    assert (failed.reason, failed.field) == ("NOT_DETERMINISTIC", "params.deterministic")
+    assert backends.of(kind, 2048, 24).sharing.reason in failed.message
+    served.run(ask("next", list(range(100, 120))))
+    assert len(served.tokens["next"]) == ANSWER
+
+
+@each_kind
 def test_several_at_once_are_answered_as_each_alone(backends: Backends, kind: str) -> None:
     draw = np.random.default_rng(1)
     prompts = {f"r{i}": prompt(draw, n) for i, n in enumerate((3, 30, 47, 90))}

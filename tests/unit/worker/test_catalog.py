@@ -118,6 +118,22 @@ def test_the_same_file_again_takes_over_what_is_said_and_keeps_what_is_not() -> 
     assert again.wish.is_pinned
 
 
+def test_whether_requests_are_deterministic_changes_with_the_next_load_alone() -> None:
+    models = catalog(known("a"))
+    hold(models, "a")
+    same = known("a")
+    same.wish = Wish("a", is_deterministic=True)
+    with pytest.raises(Aborted, match="loaded, and not deterministic"):
+        models.add(same)
+    found = models.get("a")
+    assert found.wish.is_deterministic is None
+    found.state = model_pb2.MODEL_STATE_REGISTERED
+    for sized in (same, known("a")):
+        sized.wish = replace(sized.wish, slots=3)
+        models.add(sized)
+        assert found.wish.is_deterministic is True, "what is left out stays"
+
+
 def test_what_does_not_fit_is_refused_with_both_numbers_and_nothing_changes() -> None:
     models = catalog(known("a", needs=2 * GIB), known("b", needs=GIB + GIB // 2))
     hold(models, "a")

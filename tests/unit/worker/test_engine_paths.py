@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2
 from inferflux.worker.engine.paths import paths_of
 
@@ -21,3 +23,9 @@ def test_each_way_is_on_or_off_with_its_reason() -> None:
         "constraints": (True, ""),
         "speculation": (True, ""),
     }
+
+
+@pytest.mark.parametrize("why", ["", "layers of the model are on a GPU"])
+def test_a_model_whose_requests_are_deterministic_says_whether_they_can_be(why: str) -> None:
+    found = {path.name: path for path in paths_of(engine_pb2.EngineReady(deterministic_error=why))}
+    assert (found["deterministic"].is_on, found["deterministic"].reason) == (not why, why)

@@ -650,6 +650,7 @@ class EngineReady(_message.Message):
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -676,6 +677,8 @@ class EngineReady(_message.Message):
     takes_audio: _builtins.bool
     embedding_length: _builtins.int
     """Numbers of a vector; 0 of an engine that generates."""
+    deterministic_error: _builtins.str
+    """Why deterministic requests are refused, empty if they are not; absent unless EngineConfig.deterministic."""
     @_builtins.property
     def trials(self) -> Global___EngineTrials: ...
     @_builtins.property
@@ -712,12 +715,15 @@ class EngineReady(_message.Message):
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
         paths: _abc.Iterable[_model_pb2.EnginePath] | None = ...,
+        deterministic_error: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deterministic_error: _TypeAlias = _typing.Literal["deterministic_error"]  # noqa: Y015
+    _WhichOneofArgType__deterministic_error: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deterministic_error) -> _WhichOneofReturnType__deterministic_error | None: ...
 
 Global___EngineReady: _TypeAlias = EngineReady  # noqa: Y015
 

@@ -305,6 +305,7 @@ class RegisterModelFile(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     MMPROJ_PATH_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_PATH_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     name: _builtins.str
     """Empty: the file's own, without `.gguf`."""
@@ -315,6 +316,8 @@ class RegisterModelFile(_message.Message):
     """Its projector, on the host's machine; empty: none. It is read and checked as well."""
     chat_template_path: _builtins.str
     """Its chat template, on the host's machine; empty: the file's own."""
+    deterministic: _builtins.bool
+    """As in LoadModelRequest."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -327,12 +330,15 @@ class RegisterModelFile(_message.Message):
         role: _model_pb2.ModelRole.ValueType = ...,
         mmproj_path: _builtins.str = ...,
         chat_template_path: _builtins.str = ...,
+        deterministic: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "deterministic", b"deterministic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "chat_template_path", b"chat_template_path", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "aliases", b"aliases", "chat_template_path", b"chat_template_path", "deterministic", b"deterministic", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deterministic: _TypeAlias = _typing.Literal["deterministic"]  # noqa: Y015
+    _WhichOneofArgType__deterministic: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deterministic) -> _WhichOneofReturnType__deterministic | None: ...
 
 Global___RegisterModelFile: _TypeAlias = RegisterModelFile  # noqa: Y015
 

@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/model.proto\x12\x0cinferflux.v1\"\xb3\x05\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fvocabulary_size\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x15\n\rcan_constrain\x18\x14 \x01(\x08\x12\x14\n\x0cquantization\x18( \x01(\t\x12\x0e\n\x06is_moe\x18. \x01(\x08\x12\x11\n\tn_experts\x18) \x01(\r\x12\x18\n\x10n_active_experts\x18* \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18+ \x01(\x04\x12\x16\n\x0e\x63\x61n_call_tools\x18, \x01(\x08\x12\x1a\n\x11has_generic_tools\x18\x82\x01 \x01(\x08\x12\x1a\n\rcan_speculate\x18- \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x0ctakes_images\x18n \x01(\x08\x12\x13\n\x0btakes_audio\x18q \x01(\x08\x12\x11\n\tprojector\x18p \x01(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x18\n\x10\x65mbedding_length\x18\x65 \x01(\r\x12\x1f\n\x16trained_context_length\x18\xd2\x01 \x01(\r\x12\x1f\n\x16token_embedding_length\x18\xd3\x01 \x01(\r\x12+\n\x08\x61\x64\x61pters\x18x \x03(\x0b\x32\x19.inferflux.v1.AdapterCard\x12(\n\x05paths\x18\xaa\x01 \x03(\x0b\x32\x18.inferflux.v1.EnginePathB\x10\n\x0e_can_speculate\"9\n\nEnginePath\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05is_on\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"N\n\x0b\x41\x64\x61pterCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\r\n\x05scale\x18\x03 \x01(\x01\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"\xda\x01\n\x05Model\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08\x12\x11\n\tis_pinned\x18\x07 \x01(\x08\x12(\n\x06places\x18\x08 \x03(\x0b\x32\x18.inferflux.v1.ModelPlace\"\xd0\x01\n\nModelPlace\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x13\n\x0bneeds_bytes\x18\x05 \x01(\x04\x12\x16\n\rretry_unix_ms\x18\x96\x01 \x01(\x03\x12\x0f\n\x06\x64igest\x18\x97\x01 \x01(\t\x12\r\n\x04path\x18\x98\x01 \x01(\t\x12\x14\n\x0bmmproj_path\x18\x99\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.inferflux.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"\xbc\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x11\n\tis_pinned\x18\x04 \x01(\x08\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x13\n\x0bmmproj_path\x18n \x01(\t\x12\x1b\n\x12\x63hat_template_path\x18\x82\x01 \x01(\t\"7\n\x11LoadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"C\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x08\"9\n\x13UnloadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"p\n\x11\x41\x64\x64\x41\x64\x61pterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x12\n\x05scale\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07host_id\x18\x05 \x01(\tB\x08\n\x06_scale\"8\n\x12\x41\x64\x64\x41\x64\x61pterResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"G\n\x14RemoveAdapterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\";\n\x15RemoveAdapterResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"\\\n\x0bPullRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x0e\n\x06mmproj\x18\x05 \x01(\t\"3\n\x0cPullResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJob\"3\n\x12RemoveModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\":\n\x13RemoveModelResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJob\"3\n\x12VerifyModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\":\n\x13VerifyModelResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJob\"\xb8\x02\n\x08StoreJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.inferflux.v1.StoreJobKind\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.inferflux.v1.StoreJobState\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\r\n\x05\x64oing\x18\x08 \x01(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x0c\n\x04\x63ode\x18\n \x01(\x05\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\r\n\x05\x66ield\x18\x0c \x01(\t\x12\x0f\n\x07message\x18\r \x01(\t\x12\x11\n\tdiffering\x18\x0e \x03(\t\x12\x0f\n\x07host_id\x18\x0f \x01(\t*s\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15MODEL_ROLE_GENERATION\x10\x01\x12\x18\n\x14MODEL_ROLE_EMBEDDING\x10\x02\x12\x15\n\x11MODEL_ROLE_RERANK\x10\x03*\xa8\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MODEL_STATE_REGISTERED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x05*}\n\x0cStoreJobKind\x12\x1e\n\x1aSTORE_JOB_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13STORE_JOB_KIND_PULL\x10\x01\x12\x19\n\x15STORE_JOB_KIND_VERIFY\x10\x02\x12\x19\n\x15STORE_JOB_KIND_REMOVE\x10\x03*\x83\x01\n\rStoreJobState\x12\x1f\n\x1bSTORE_JOB_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17STORE_JOB_STATE_RUNNING\x10\x01\x12\x18\n\x14STORE_JOB_STATE_DONE\x10\x02\x12\x1a\n\x16STORE_JOB_STATE_FAILED\x10\x03\x32\xe2\x05\n\x0cModelService\x12O\n\nListModels\x12\x1f.inferflux.v1.ListModelsRequest\x1a .inferflux.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.inferflux.v1.GetModelRequest\x1a\x1e.inferflux.v1.GetModelResponse\x12L\n\tLoadModel\x12\x1e.inferflux.v1.LoadModelRequest\x1a\x1f.inferflux.v1.LoadModelResponse\x12R\n\x0bUnloadModel\x12 .inferflux.v1.UnloadModelRequest\x1a!.inferflux.v1.UnloadModelResponse\x12?\n\x04Pull\x12\x19.inferflux.v1.PullRequest\x1a\x1a.inferflux.v1.PullResponse0\x01\x12R\n\x0bRemoveModel\x12 .inferflux.v1.RemoveModelRequest\x1a!.inferflux.v1.RemoveModelResponse\x12T\n\x0bVerifyModel\x12 .inferflux.v1.VerifyModelRequest\x1a!.inferflux.v1.VerifyModelResponse0\x01\x12O\n\nAddAdapter\x12\x1f.inferflux.v1.AddAdapterRequest\x1a .inferflux.v1.AddAdapterResponse\x12X\n\rRemoveAdapter\x12\".inferflux.v1.RemoveAdapterRequest\x1a#.inferflux.v1.RemoveAdapterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/model.proto\x12\x0cinferflux.v1\"\xb3\x05\n\tModelCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x12\n\nparameters\x18\x05 \x01(\x04\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x17\n\x0fvocabulary_size\x18\x07 \x01(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x15\n\rcan_constrain\x18\x14 \x01(\x08\x12\x14\n\x0cquantization\x18( \x01(\t\x12\x0e\n\x06is_moe\x18. \x01(\x08\x12\x11\n\tn_experts\x18) \x01(\r\x12\x18\n\x10n_active_experts\x18* \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18+ \x01(\x04\x12\x16\n\x0e\x63\x61n_call_tools\x18, \x01(\x08\x12\x1a\n\x11has_generic_tools\x18\x82\x01 \x01(\x08\x12\x1a\n\rcan_speculate\x18- \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x0ctakes_images\x18n \x01(\x08\x12\x13\n\x0btakes_audio\x18q \x01(\x08\x12\x11\n\tprojector\x18p \x01(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x18\n\x10\x65mbedding_length\x18\x65 \x01(\r\x12\x1f\n\x16trained_context_length\x18\xd2\x01 \x01(\r\x12\x1f\n\x16token_embedding_length\x18\xd3\x01 \x01(\r\x12+\n\x08\x61\x64\x61pters\x18x \x03(\x0b\x32\x19.inferflux.v1.AdapterCard\x12(\n\x05paths\x18\xaa\x01 \x03(\x0b\x32\x18.inferflux.v1.EnginePathB\x10\n\x0e_can_speculate\"9\n\nEnginePath\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05is_on\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"N\n\x0b\x41\x64\x61pterCard\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\r\n\x05scale\x18\x03 \x01(\x01\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"\xda\x01\n\x05Model\x12%\n\x04\x63\x61rd\x18\x01 \x01(\x0b\x32\x17.inferflux.v1.ModelCard\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12\x12\n\nis_default\x18\x06 \x01(\x08\x12\x11\n\tis_pinned\x18\x07 \x01(\x08\x12(\n\x06places\x18\x08 \x03(\x0b\x32\x18.inferflux.v1.ModelPlace\"\xd0\x01\n\nModelPlace\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.ModelState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rsince_unix_ms\x18\x04 \x01(\x03\x12\x13\n\x0bneeds_bytes\x18\x05 \x01(\x04\x12\x16\n\rretry_unix_ms\x18\x96\x01 \x01(\x03\x12\x0f\n\x06\x64igest\x18\x97\x01 \x01(\t\x12\r\n\x04path\x18\x98\x01 \x01(\t\x12\x14\n\x0bmmproj_path\x18\x99\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.inferflux.v1.Model\"\x1f\n\x0fGetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"6\n\x10GetModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"\xeb\x01\n\x10LoadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x11\n\tis_pinned\x18\x04 \x01(\x08\x12\x0f\n\x07\x61liases\x18\x05 \x03(\t\x12%\n\x04role\x18\x64 \x01(\x0e\x32\x17.inferflux.v1.ModelRole\x12\x13\n\x0bmmproj_path\x18n \x01(\t\x12\x1b\n\x12\x63hat_template_path\x18\x82\x01 \x01(\t\x12\x1b\n\rdeterministic\x18\x83\x01 \x01(\x08H\x00\x88\x01\x01\x42\x10\n\x0e_deterministic\"7\n\x11LoadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"C\n\x12UnloadModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\x12\x0e\n\x06\x66orget\x18\x03 \x01(\x08\"9\n\x13UnloadModelResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"p\n\x11\x41\x64\x64\x41\x64\x61pterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x12\n\x05scale\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07host_id\x18\x05 \x01(\tB\x08\n\x06_scale\"8\n\x12\x41\x64\x64\x41\x64\x61pterResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"G\n\x14RemoveAdapterRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\";\n\x15RemoveAdapterResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.inferflux.v1.Model\"\\\n\x0bPullRequest\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x0e\n\x06mmproj\x18\x05 \x01(\t\"3\n\x0cPullResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJob\"3\n\x12RemoveModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\":\n\x13RemoveModelResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJob\"3\n\x12VerifyModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\":\n\x13VerifyModelResponse\x12#\n\x03job\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.StoreJob\"\xb8\x02\n\x08StoreJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.inferflux.v1.StoreJobKind\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.inferflux.v1.StoreJobState\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12\r\n\x05\x64oing\x18\x08 \x01(\t\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x0c\n\x04\x63ode\x18\n \x01(\x05\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\r\n\x05\x66ield\x18\x0c \x01(\t\x12\x0f\n\x07message\x18\r \x01(\t\x12\x11\n\tdiffering\x18\x0e \x03(\t\x12\x0f\n\x07host_id\x18\x0f \x01(\t*s\n\tModelRole\x12\x1a\n\x16MODEL_ROLE_UNSPECIFIED\x10\x00\x12\x19\n\x15MODEL_ROLE_GENERATION\x10\x01\x12\x18\n\x14MODEL_ROLE_EMBEDDING\x10\x02\x12\x15\n\x11MODEL_ROLE_RERANK\x10\x03*\xa8\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16MODEL_STATE_REGISTERED\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x15\n\x11MODEL_STATE_READY\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x05*}\n\x0cStoreJobKind\x12\x1e\n\x1aSTORE_JOB_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13STORE_JOB_KIND_PULL\x10\x01\x12\x19\n\x15STORE_JOB_KIND_VERIFY\x10\x02\x12\x19\n\x15STORE_JOB_KIND_REMOVE\x10\x03*\x83\x01\n\rStoreJobState\x12\x1f\n\x1bSTORE_JOB_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17STORE_JOB_STATE_RUNNING\x10\x01\x12\x18\n\x14STORE_JOB_STATE_DONE\x10\x02\x12\x1a\n\x16STORE_JOB_STATE_FAILED\x10\x03\x32\xe2\x05\n\x0cModelService\x12O\n\nListModels\x12\x1f.inferflux.v1.ListModelsRequest\x1a .inferflux.v1.ListModelsResponse\x12I\n\x08GetModel\x12\x1d.inferflux.v1.GetModelRequest\x1a\x1e.inferflux.v1.GetModelResponse\x12L\n\tLoadModel\x12\x1e.inferflux.v1.LoadModelRequest\x1a\x1f.inferflux.v1.LoadModelResponse\x12R\n\x0bUnloadModel\x12 .inferflux.v1.UnloadModelRequest\x1a!.inferflux.v1.UnloadModelResponse\x12?\n\x04Pull\x12\x19.inferflux.v1.PullRequest\x1a\x1a.inferflux.v1.PullResponse0\x01\x12R\n\x0bRemoveModel\x12 .inferflux.v1.RemoveModelRequest\x1a!.inferflux.v1.RemoveModelResponse\x12T\n\x0bVerifyModel\x12 .inferflux.v1.VerifyModelRequest\x1a!.inferflux.v1.VerifyModelResponse0\x01\x12O\n\nAddAdapter\x12\x1f.inferflux.v1.AddAdapterRequest\x1a .inferflux.v1.AddAdapterResponse\x12X\n\rRemoveAdapter\x12\".inferflux.v1.RemoveAdapterRequest\x1a#.inferflux.v1.RemoveAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELROLE']._serialized_start=2846
-  _globals['_MODELROLE']._serialized_end=2961
-  _globals['_MODELSTATE']._serialized_start=2964
-  _globals['_MODELSTATE']._serialized_end=3132
-  _globals['_STOREJOBKIND']._serialized_start=3134
-  _globals['_STOREJOBKIND']._serialized_end=3259
-  _globals['_STOREJOBSTATE']._serialized_start=3262
-  _globals['_STOREJOBSTATE']._serialized_end=3393
+  _globals['_MODELROLE']._serialized_start=2893
+  _globals['_MODELROLE']._serialized_end=3008
+  _globals['_MODELSTATE']._serialized_start=3011
+  _globals['_MODELSTATE']._serialized_end=3179
+  _globals['_STOREJOBKIND']._serialized_start=3181
+  _globals['_STOREJOBKIND']._serialized_end=3306
+  _globals['_STOREJOBSTATE']._serialized_start=3309
+  _globals['_STOREJOBSTATE']._serialized_end=3440
   _globals['_MODELCARD']._serialized_start=43
   _globals['_MODELCARD']._serialized_end=734
   _globals['_ENGINEPATH']._serialized_start=736
@@ -58,35 +58,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELRESPONSE']._serialized_start=1420
   _globals['_GETMODELRESPONSE']._serialized_end=1474
   _globals['_LOADMODELREQUEST']._serialized_start=1477
-  _globals['_LOADMODELREQUEST']._serialized_end=1665
-  _globals['_LOADMODELRESPONSE']._serialized_start=1667
-  _globals['_LOADMODELRESPONSE']._serialized_end=1722
-  _globals['_UNLOADMODELREQUEST']._serialized_start=1724
-  _globals['_UNLOADMODELREQUEST']._serialized_end=1791
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=1793
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=1850
-  _globals['_ADDADAPTERREQUEST']._serialized_start=1852
-  _globals['_ADDADAPTERREQUEST']._serialized_end=1964
-  _globals['_ADDADAPTERRESPONSE']._serialized_start=1966
-  _globals['_ADDADAPTERRESPONSE']._serialized_end=2022
-  _globals['_REMOVEADAPTERREQUEST']._serialized_start=2024
-  _globals['_REMOVEADAPTERREQUEST']._serialized_end=2095
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=2097
-  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=2156
-  _globals['_PULLREQUEST']._serialized_start=2158
-  _globals['_PULLREQUEST']._serialized_end=2250
-  _globals['_PULLRESPONSE']._serialized_start=2252
-  _globals['_PULLRESPONSE']._serialized_end=2303
-  _globals['_REMOVEMODELREQUEST']._serialized_start=2305
-  _globals['_REMOVEMODELREQUEST']._serialized_end=2356
-  _globals['_REMOVEMODELRESPONSE']._serialized_start=2358
-  _globals['_REMOVEMODELRESPONSE']._serialized_end=2416
-  _globals['_VERIFYMODELREQUEST']._serialized_start=2418
-  _globals['_VERIFYMODELREQUEST']._serialized_end=2469
-  _globals['_VERIFYMODELRESPONSE']._serialized_start=2471
-  _globals['_VERIFYMODELRESPONSE']._serialized_end=2529
-  _globals['_STOREJOB']._serialized_start=2532
-  _globals['_STOREJOB']._serialized_end=2844
-  _globals['_MODELSERVICE']._serialized_start=3396
-  _globals['_MODELSERVICE']._serialized_end=4134
+  _globals['_LOADMODELREQUEST']._serialized_end=1712
+  _globals['_LOADMODELRESPONSE']._serialized_start=1714
+  _globals['_LOADMODELRESPONSE']._serialized_end=1769
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1771
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1838
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1840
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1897
+  _globals['_ADDADAPTERREQUEST']._serialized_start=1899
+  _globals['_ADDADAPTERREQUEST']._serialized_end=2011
+  _globals['_ADDADAPTERRESPONSE']._serialized_start=2013
+  _globals['_ADDADAPTERRESPONSE']._serialized_end=2069
+  _globals['_REMOVEADAPTERREQUEST']._serialized_start=2071
+  _globals['_REMOVEADAPTERREQUEST']._serialized_end=2142
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_start=2144
+  _globals['_REMOVEADAPTERRESPONSE']._serialized_end=2203
+  _globals['_PULLREQUEST']._serialized_start=2205
+  _globals['_PULLREQUEST']._serialized_end=2297
+  _globals['_PULLRESPONSE']._serialized_start=2299
+  _globals['_PULLRESPONSE']._serialized_end=2350
+  _globals['_REMOVEMODELREQUEST']._serialized_start=2352
+  _globals['_REMOVEMODELREQUEST']._serialized_end=2403
+  _globals['_REMOVEMODELRESPONSE']._serialized_start=2405
+  _globals['_REMOVEMODELRESPONSE']._serialized_end=2463
+  _globals['_VERIFYMODELREQUEST']._serialized_start=2465
+  _globals['_VERIFYMODELREQUEST']._serialized_end=2516
+  _globals['_VERIFYMODELRESPONSE']._serialized_start=2518
+  _globals['_VERIFYMODELRESPONSE']._serialized_end=2576
+  _globals['_STOREJOB']._serialized_start=2579
+  _globals['_STOREJOB']._serialized_end=2891
+  _globals['_MODELSERVICE']._serialized_start=3443
+  _globals['_MODELSERVICE']._serialized_end=4181
 # @@protoc_insertion_point(module_scope)

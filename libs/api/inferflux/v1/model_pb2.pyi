@@ -479,6 +479,7 @@ class LoadModelRequest(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     MMPROJ_PATH_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_PATH_FIELD_NUMBER: _builtins.int
+    DETERMINISTIC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A known model. With `path`: what the file is to be called, its own name if empty."""
     path: _builtins.str
@@ -493,6 +494,8 @@ class LoadModelRequest(_message.Message):
     """With `path`: a GGUF file on the host's machine that encodes images or sounds for it, its projector."""
     chat_template_path: _builtins.str
     """With `path`: a file on the host's machine whose chat template takes the place of the model's own."""
+    deterministic: _builtins.bool
+    """With `path`: whether requests that leave it open are deterministic. Unset: as the host's settings say."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -506,12 +509,15 @@ class LoadModelRequest(_message.Message):
         role: Global___ModelRole.ValueType = ...,
         mmproj_path: _builtins.str = ...,
         chat_template_path: _builtins.str = ...,
+        deterministic: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "deterministic", b"deterministic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "chat_template_path", b"chat_template_path", "host_id", b"host_id", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic", "aliases", b"aliases", "chat_template_path", b"chat_template_path", "deterministic", b"deterministic", "host_id", b"host_id", "is_pinned", b"is_pinned", "mmproj_path", b"mmproj_path", "name", b"name", "path", b"path", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__deterministic: _TypeAlias = _typing.Literal["deterministic"]  # noqa: Y015
+    _WhichOneofArgType__deterministic: _TypeAlias = _typing.Literal["_deterministic", b"_deterministic"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deterministic) -> _WhichOneofReturnType__deterministic | None: ...
 
 Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
 

@@ -84,6 +84,10 @@ def check_clear_worker(request: scheduler_pb2.ClearWorkerCache) -> None:
         raise InvalidArgument("nothing is to be cleared", field="clear")
 
 
+# Fields of LoadModelRequest that say how a file is to be served.
+_WITH_PATH = ("is_pinned", "aliases", "role", "deterministic", "mmproj_path")
+
+
 def check_load(request: model_pb2.LoadModelRequest) -> None:
     """A model could be loaded that way."""
     if request.name or not request.path:
@@ -95,27 +99,21 @@ def check_load(request: model_pb2.LoadModelRequest) -> None:
         )
     if request.host_id:
         check_token(request.host_id, "host_id")
-    if not request.path and (request.is_pinned or request.aliases):
-        field = "aliases" if request.aliases else "is_pinned"
-        raise InvalidArgument("it goes with a path: a known model stays as it was registered", field=field)
     if request.role:
         check_known(request.role, model_pb2.ModelRole, "role")
-        if not request.path:
-            raise InvalidArgument(
-                "it goes with a path: a known model stays as it was registered", field="role"
-            )
+    given = {field.name for field, _ in request.ListFields()}
+    for name in _WITH_PATH if not request.path else ():
+        if name in given:
+            message = "it goes with a path: a known model stays as it was registered"
+            raise InvalidArgument(message, field=name)
     check_text(request.mmproj_path, MAX_PATH_BYTES, "mmproj_path")
     check_text(request.chat_template_path, MAX_PATH_BYTES, "chat_template_path")
     if request.chat_template_path and not (request.path and request.chat_template_path.startswith("/")):
         message = "chat_template_path: an absolute path, beside that of a model's file"
         raise InvalidArgument(message, field="chat_template_path")
-    if request.mmproj_path:
-        if not request.path:
-            message = "it goes with a path: a known model stays as it was registered"
-            raise InvalidArgument(message, field="mmproj_path")
-        if not request.mmproj_path.startswith("/"):
-            message = "the path of a projector must be absolute: it is read on the model's host"
-            raise InvalidArgument(message, field="mmproj_path")
+    if request.mmproj_path and not request.mmproj_path.startswith("/"):
+        message = "the path of a projector must be absolute: it is read on the model's host"
+        raise InvalidArgument(message, field="mmproj_path")
     check_count(request.aliases, MAX_ALIASES, "aliases")
     for alias in request.aliases:
         check_model_name(alias, field="aliases")

@@ -64,6 +64,7 @@ class ModelAdministration:
                 role=request.role,
                 mmproj_path=request.mmproj_path,
                 chat_template_path=request.chat_template_path,
+                deterministic=request.deterministic if request.HasField("deterministic") else None,
             )
             command = self._new_command()
             command.register.CopyFrom(register)

@@ -96,6 +96,9 @@ class Wish:
             is_default=self.is_default or later.is_default,
             is_own=self.is_own or later.is_own,
             devices=self.devices.then(later.devices),
+            is_deterministic=(
+                self.is_deterministic if later.is_deterministic is None else later.is_deterministic
+            ),
             mmproj=later.mmproj or self.mmproj,
             role=self.role,
             adapters=tuple({each.name: each for each in (*self.adapters, *later.adapters)}.values()),
@@ -283,6 +286,10 @@ class Catalog:
             is_seeing_anew = wish.projector_digest != found.wish.projector_digest
             if is_seeing_anew and found.is_held:
                 message = f"the model {known.name!r} is loaded, and not with this projector: unload it first"
+                raise Aborted(message, reason="MODEL_LOADED")
+            if wish.is_deterministic != found.wish.is_deterministic and found.is_held:
+                is_now = "not deterministic" if wish.is_deterministic else "deterministic"
+                message = f"the model {known.name!r} is loaded, and {is_now}: unload it first"
                 raise Aborted(message, reason="MODEL_LOADED")
             self._check_size(replace(found, wish=wish))
             found.wish, found.file, found.is_forgotten = wish, known.file, False

@@ -40,6 +40,7 @@ def ready(
         "the disk tier is off": report.disk_error,
         "flash attention is not as asked for": devices.flash_attention_reason,
         "answers cannot be constrained": report.constraint_error,
+        "requests are refused: they cannot be deterministic": report.deterministic_error,
     }
     if config.speculation > generation_pb2.SPECULATION_OFF:
         without["no tokens are drafted"] = report.speculation_error

@@ -147,6 +147,7 @@ class Host:
             aliases=tuple(wanted.aliases),
             is_pinned=wanted.is_pinned,
             role=wanted.role,
+            is_deterministic=wanted.deterministic if wanted.HasField("deterministic") else None,
         )
         check_model_name(wish.name, field="name")
         if len(wish.aliases) > MAX_ALIASES:

@@ -167,6 +167,7 @@ def _load(worker: _Worker, inbox: Inbox, note: ImageNote) -> Engine:
         kv_bytes=backend.kv_bytes,
         constraint_error=constraints.why_not,
         speculation_error=backend.speculation_error,
+        deterministic_error=backend.open_deterministic() if config.deterministic else None,
         trials=backend.trials.to_message(),
         device_context=backend.device_context,
         takes_images=backend.projector is not None and backend.projector.takes_images,

@@ -216,8 +216,7 @@ class Engine:
             self._fail(sequence, _no_adapter("the adapter is not loaded here any more"))
             return
         if sequence.is_deterministic and (why := self._why_not_the_same(sequence)):
-            refused = InvalidArgument(why, field="params.deterministic", reason="NOT_DETERMINISTIC")
-            self._fail(sequence, refused)
+            self._fail(sequence, _not_deterministic(why))
             return
         if item.request.params.HasField("constraint"):
             try:
@@ -239,9 +238,8 @@ class Engine:
     def _why_not_the_same(self, sequence: Sequence) -> str:
         """Why a request cannot be deterministic here; empty: it can."""
         if sequence.images:
-            return "a prompt with images or sounds is not deterministic"
-        why = self._backend.open_deterministic()
-        return f"this model is not deterministic here: {why}" if why else ""
+            return "a prompt has images or sounds"
+        return self._backend.open_deterministic()
 
     def receive(self, image: engine_pb2.EngineImage) -> None:
         """Take an image that requests wait for."""
@@ -810,6 +808,14 @@ class Engine:
         if sequence.slot is not None:
             del self._running[sequence.slot]
         self._report.has_news = True
+
+
+def _not_deterministic(why: str) -> InvalidArgument:
+    message = (
+        f"deterministic, as the request, its key or its model has it, cannot be: {why}. "
+        "A request with deterministic: false is answered"
+    )
+    return InvalidArgument(message, field="params.deterministic", reason="NOT_DETERMINISTIC")
 
 
 def _no_adapter(why: str) -> Unavailable:

@@ -20,6 +20,8 @@ from .planner import ScheduledTokens
 _PAD = np.zeros(1, np.int32)
 # Cells of a row that only makes up the number.
 _PAD_CELLS = 1
+# Tokens that are tried one by one: requests of others wait meanwhile.
+_ALONE = 4
 
 
 class DeterministicContext:
@@ -95,11 +97,11 @@ class DeterministicContext:
         return self._context.is_using(adapter)
 
     def keeps_its_word(self, tokens: NDArray[np.int32]) -> bool:
-        """Return whether the last token's logits are the same bits in one step, token by token, beside
-        another sequence, and after holes were closed. Empty before and after.
+        """Return whether the last token's logits are the same bits in one step, after tokens one by one,
+        beside another sequence, and after holes were closed. Empty before and after.
 
         Args:
-            tokens: fewer than half the rows of a step.
+            tokens: more than `_ALONE`, and fewer than half the rows of a step.
         """
         context, n = self._context, tokens.shape[0]
         other = np.roll(tokens, 3)
@@ -112,7 +114,8 @@ class DeterministicContext:
         context.decode_runs([Run(tokens[n // 2 : -1], 0, n // 2), Run(other, 1, 0)])
         beside = self._decode_run(Run(tokens[-1:], 0, n - 1))[:1].copy()
         context.clear()
-        for i in range(n):
+        context.decode_tokens(tokens[:-_ALONE], seq_id=0, position=0)
+        for i in range(n - _ALONE, n):
             alone = self._decode_run(Run(tokens[i : i + 1], 0, i))[:1]
         is_same = found and np.array_equal(at_once, beside) and np.array_equal(at_once, alone)
         context.clear()
