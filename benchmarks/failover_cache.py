@@ -92,10 +92,10 @@ async def _kill(on: Ground, options: argparse.Namespace, way: str, folder: Path,
         for _ in range(_STREAMS)
     ]
     if shared:
-        await drain(on, victim)
+        await on.drain(victim)
         await on.caller.ask(generate_request(on.model, shared, 1))
         await on.admin.undrain(victim)
-    await drain(on, spare)
+    await on.drain(spare)
     underway = [on.caller.send(request) for request in asked]
     streams = [one.stream for one in underway]
     await until(lambda: all(stream.tokens >= _KILLED_AT or stream.error for stream in streams))
@@ -118,12 +118,6 @@ async def _kill(on: Ground, options: argparse.Namespace, way: str, folder: Path,
 
 def request_of(on: Ground, prompt: list[int], options: argparse.Namespace) -> inference_pb2.GenerateRequest:
     return generate_request(on.model, prompt, options.answer_tokens)
-
-
-async def drain(on: Ground, worker_id: str) -> None:
-    async for progress in on.admin.drain(worker_id):
-        if progress.is_drained:
-            return
 
 
 def parse() -> argparse.Namespace:

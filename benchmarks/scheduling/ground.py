@@ -106,6 +106,12 @@ class Ground:
     async def preempt(self, *, on: bool) -> None:
         await self.admin.set_fairness(scheduler_pb2.SetFairness(enable_preemption=on))
 
+    async def drain(self, worker_id: str) -> None:
+        """Have a worker take nothing new; returns when it runs nothing."""
+        async for progress in self.admin.drain(worker_id):
+            if progress.is_drained:
+                return
+
     async def until_scheduler(self, condition: Callable[[scheduler_pb2.SchedulerStatus], bool]) -> None:
         """Return once what the scheduler says of itself fulfils `condition`.
 
@@ -182,26 +188,26 @@ async def ground(options: StackOptions) -> AsyncIterator[Ground]:
             await caller.close()
 
 
-async def until_so(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until_so(condition: Callable[[], Awaitable[bool]], *, patience_s: float = _PATIENCE_S) -> None:
     """Return once the condition holds.
 
     Raises:
-        LabError: it does not in a minute.
+        LabError: it does not in that time.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not await condition():
         if time.monotonic() > deadline:
-            raise LabError(f"what is to be measured did not come about within {_PATIENCE_S:g} s")
+            raise LabError(f"what is to be measured did not come about within {patience_s:g} s")
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], *, patience_s: float = _PATIENCE_S) -> None:
     """Return once the condition holds, as `until_so`."""
 
     async def is_so() -> bool:
         return condition()
 
-    await until_so(is_so)
+    await until_so(is_so, patience_s=patience_s)
 
 
 class Load:

@@ -9,7 +9,7 @@ from harness.model_paths import NAMES, model_path
 from harness.serving import Served
 from harness.worker import batch_item
 
-from benchmarks.same_answer import CONDITIONS, SLOTS, Trial, prompts_of
+from benchmarks.same_answer.trial import SLOTS, STATES, Trial, prompts_of
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.native import Backend
 
@@ -38,15 +38,15 @@ def trial(name: str) -> tuple[Trial, list[list[int]]]:
     """A trial, and what an empty engine answers."""
     loaded = backend(name)
     made = Trial(loaded, prompts_of(loaded, PROMPTS), ANSWER, deterministic=True)
-    return made, made.alone()
+    return made, made.alone
 
 
 @each_model
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_the_same_answer_comes_again(name: str, condition: str) -> None:
+@pytest.mark.parametrize("state", STATES)
+def test_the_same_answer_comes_again(name: str, state: str) -> None:
     tried, expected = trial(name)
     assert len({tuple(answer) for answer in expected}) == PROMPTS
-    assert tried.answers(condition) == expected
+    assert tried.answers(state) == expected
 
 
 def asked(name: str, *, value: bool | None = True, **fields: object) -> worker_pb2.BatchItem:
@@ -79,11 +79,12 @@ def test_several_wait_for_room_and_all_are_answered() -> None:
     assert all(served.tokens[name] == served.tokens[f"{name}-alone"] for name in prompts)
 
 
-def test_a_model_that_cannot_says_so_and_goes_on() -> None:
-    served = Served(backend("demo", flash_attention=False))
-    served.run(asked("one"))
+@pytest.mark.parametrize("is_the_models", [False, True])
+def test_a_model_that_cannot_says_so_and_goes_on(is_the_models: bool) -> None:
+    served = Served(backend("demo", flash_attention=False), is_deterministic=is_the_models)
+    served.run(asked("one", value=None if is_the_models else True))
     failed = served.chunks[-1].failed
-    assert failed.reason == "NOT_DETERMINISTIC"
+    assert (failed.reason, failed.field) == ("NOT_DETERMINISTIC", "params.deterministic")
     assert "without flash attention" in failed.message
-    served.run(asked("other", value=None))
+    served.run(asked("other", value=False if is_the_models else None))
     assert len(served.tokens["other"]) == 24
