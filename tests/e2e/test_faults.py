@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,6 +16,7 @@ import pytest
 from harness.breakable_stack import BreakableStack
 from harness.children import ENGINE, child_of
 from harness.client import Answer, Client, Request, countdown, prompt, undisturbed
+from harness.keys import key_of
 
 from inferflux.cli.stack import Stack
 from inferflux.common.subjects import STREAMS
@@ -23,6 +25,9 @@ from inferflux.v1 import inference_pb2
 pytestmark = pytest.mark.e2e
 
 STARTS = (30, 29, 28, 27)
+GREEDY: dict[str, Any] = {}
+SEEDED: dict[str, Any] = {"temperature": 1.5, "seed": 7}
+UNSURE = ("Winter garden", "Copper and salt", "Why is there", "Old paper bridge", "The doctor of the island")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,30 @@ async def test_a_killed_workers_streams_go_on_elsewhere_as_if_nothing_had_happen
     assert_same(answers, expected)
     moved = [a for a in answers if len(a.epochs) > 1]
     assert moved, "the killed worker had none of the streams"
+    await client.until_idle()
+
+
+@pytest.mark.parametrize("is_the_keys", [False, True])
+async def test_deterministic_streams_of_a_killed_worker_go_on_with_the_very_same_tokens(
+    stack: Stack, client: Client, is_the_keys: bool
+) -> None:
+    """Greedy and seeded ones of which the model is not sure. Undisturbed, one runs at a time."""
+    asker = Client(stack.endpoint, await key_of(stack, "same", deterministic=True)) if is_the_keys else client
+    requests = [
+        prompt(f"{words} {i}", max_tokens=48, **sampling)
+        for i, words in enumerate(UNSURE)
+        for sampling in (GREEDY, SEEDED)
+    ]
+    for request in requests:
+        if not is_the_keys:
+            request.params.deterministic = True
+    expected = [await asker.ask(request) for request in requests]
+    running = Running(asker, requests, prefix=f"same-{is_the_keys}")
+    await running.started()
+    await stack.kill(running.answers[0].worker_ids[0])
+    answers = await running.finish()
+    assert_same(answers, expected)
+    assert any(len(answer.epochs) > 1 for answer in answers), "the killed worker had none of the streams"
     await client.until_idle()
 
 
