@@ -1,13 +1,11 @@
-# ruff: noqa: E501, RUF001
+# ruff: noqa: E501
 """Answers of many families: recorded ones, each template's own spelling, slips of models, and any text."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import resources
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,18 +15,26 @@ from harness.reading import joined, read, read_in_every_way
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.right_answers import (
+    TOOLS,
+    USER,
+    fixtures,
+    own_answers,
+    syntax_for,
+    syntax_of,
+    template,
+    template_names,
+)
 from inferflux.common.answers.checks import check_format
 from inferflux.common.answers.families import HARMONY, HERMES
 from inferflux.common.answers.parser import AnswerParser
 from inferflux.common.answers.pieces import Piece
-from inferflux.common.chat_templates.probe import prefix_of, reasoning_of, tool_support
-from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
+from inferflux.common.chat_templates.probe import prefix_of, reasoning_of
+from inferflux.common.chat_templates.templates import ChatTemplate
 from inferflux.common.constraints.answers.schemas import parameter_types
 from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2
 
-TEMPLATES = Path(__file__).parents[4] / "shared" / "data" / "chat-templates"
-FIXTURES = resources.files("canitoolcall") / "_data" / "fixtures"
 TYPES = {
     "get_weather": {
         "city": "string",
@@ -40,83 +46,27 @@ TYPES = {
     "now": {},
 }
 FAMILIES = answer_syntaxes.FAMILIES | {"oss": HARMONY}
-_syntaxes: dict[str, generation_pb2.AnswerSyntax] = {}
 
 
 def chat_template(name: str) -> ChatTemplate:
-    path = TEMPLATES / f"{name}.jinja"
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    tokens = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
-    return ChatTemplate(path.read_text(), tokens=tokens, max_rendered_bytes=1 << 20)
+    try:
+        return template(name)
+    except FileNotFoundError as error:
+        pytest.skip(f"no {error.filename}")
 
 
-def syntax_of(name: str) -> generation_pb2.AnswerSyntax:
-    if name not in _syntaxes:
-        _syntaxes[name] = tool_support(chat_template(name)).syntax
-    return _syntaxes[name]
-
-
-# The template of a fixture's model: the first whose word is in the model's name.
-_OF_MODELS: Mapping[str, Sequence[tuple[str, str]]] = {
-    "deepseek": [
-        ("V4.1", "V4.1"),
-        ("V4", "deepseek-ai-DeepSeek-V4"),
-        ("V3.2", "deepseek-ai-DeepSeek-V3.2"),
-        ("V3.1", "deepseek-ai-DeepSeek-V3.1"),
-        ("", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"),
-    ],
-    "gemma4": [("", "google-gemma-4-31B-it")],
-    "glm": [("4.5", "GLM-4.6"), ("", "GLM-4.7-Flash")],
-    "gpt-oss": [("", "openai-gpt-oss-120b")],
-    "kimi": [("K3", "Kimi-K3"), ("K2.6", "Kimi-K2-Thinking"), ("", "moonshotai-Kimi-K2")],
-    "llama": [("Llama-4", "pythonic"), ("", "meta-llama-Llama-3.3-70B-Instruct")],
-    "mistral": [
-        ("7B", "mistralai-Mistral-Nemo-Instruct-2407"),
-        ("3.2", "Mistral-Small-3.2-24B-Instruct-2506"),
-        ("", "mistralai-Ministral-3-14B-Reasoning-2512"),
-    ],
-    "qwen3-hermes": [("", "Qwen-Qwen3-0.6B")],
-    "qwen3-xml": [("Coder", "Qwen3-Coder"), ("", "Qwen3.5-4B")],
-}
 # Of a model that writes other thoughts than the template here, and of a list of which a part is complete.
 _OTHER = {"mistral/vllm-v11-think-text", "llama/l4-truncated-missing-close-bracket"}
 
 
-def _syntax_for(fixture: Mapping[str, Any]) -> generation_pb2.AnswerSyntax:
-    model = fixture["models"][0]
-    name = next(name for word, name in _OF_MODELS[fixture["family"]] if word in model)
-    if name == "pythonic":
-        return FAMILIES["pyth"]
-    if name != "V4.1":
-        return syntax_of(name)
-    made = generation_pb2.AnswerSyntax()
-    made.CopyFrom(syntax_of("deepseek-ai-DeepSeek-V4"))
-    for field in ("begin", "end", "call", "parameter"):
-        text = getattr(made.calls, field).replace("｜DSML｜", "｜DSML｜ ").replace("tool_calls", "calls")
-        setattr(made.calls, field, text)
-    return made
-
-
-def _fixtures() -> Iterator[Any]:
-    for family in sorted(filter(lambda one: one.is_dir(), FIXTURES.iterdir()), key=str):
-        models = json.loads((family / "family.json").read_text())
-        prompts = {one["repo"]: one.get("default_generation_prompt") for one in models["reference_models"]}
-        for file in sorted(family.iterdir(), key=str):
-            if file.name.endswith(".jsonl"):
-                for line in file.read_text().splitlines():
-                    fixture = json.loads(line)
-                    fixture["markers"] = models["markers"]
-                    prompt = fixture.get("generation_prompt") or prompts.get(fixture["models"][0]) or ""
-                    fixture["prompt"] = prompt
-                    yield pytest.param(fixture, id=fixture["id"])
-
-
-@pytest.mark.parametrize("fixture", [*_fixtures()])
+@pytest.mark.parametrize("fixture", [pytest.param(one, id=one["id"]) for one in fixtures()])
 def test_recorded_answers_are_read_as_they_are_meant_in_every_split(fixture: dict[str, Any]) -> None:
     if fixture["id"] in _OTHER:
         pytest.skip("not of a template that is here")
-    syntax, prompt = _syntax_for(fixture), fixture["prompt"]
+    try:
+        syntax, prompt = syntax_for(fixture), fixture["prompt"]
+    except FileNotFoundError as error:
+        pytest.skip(f"no {error.filename}")
     types = {}
     for tool in fixture["tools"]:
         schema = tool["function"].get("parameters") or {}
@@ -144,130 +94,33 @@ def test_recorded_answers_are_read_as_they_are_meant_in_every_split(fixture: dic
     assert not [one for one in fixture["markers"] if one in content + reasoning and one not in said]
 
 
-_PROPERTIES = {
-    "city": {"type": "string"},
-    "days": {"type": "integer"},
-    "x": {"type": "number"},
-    "b": {"type": "boolean"},
-    "tags": {"type": "array"},
-    "where": {"type": "object"},
-}
-_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "The weather.",
-            "parameters": {"type": "object", "properties": properties, "required": []},
-        },
-    }
-    for name, properties in (("get_weather", _PROPERTIES), ("get_weather_2", _PROPERTIES), ("now", {}))
-]
 _OWN_TYPES = {
     tool["function"]["name"]: {
         key: one["type"] for key, one in tool["function"]["parameters"]["properties"].items()
     }
-    for tool in _TOOLS
+    for tool in TOOLS
 }
-_CALLS: Mapping[str, Sequence[tuple[str, dict[str, Any]]]] = {
-    "one": [("get_weather", {"city": "Paris"})],
-    "two": [("get_weather", {"city": "Paris"}), ("get_weather_2", {"city": "Rome", "days": 3})],
-    "every type": [
-        (
-            "get_weather",
-            {"city": "a", "days": 3, "x": 1.5, "b": True, "tags": ["q", 1], "where": {"a": {"b": [1, "z"]}}},
-        )
-    ],
-    "unicode": [("get_weather", {"city": "Zürich 東京 🌸"})],
-    "quotes": [("get_weather", {"city": "a \"b\" 'c' \\d"})],
-    "lines": [("get_weather", {"city": "def f():\n    return 1\n\nx"})],
-    "none": [("now", {})],
-    "none and some": [("now", {}), ("get_weather", {"city": "x"})],
-    "markers": [
-        (
-            "get_weather",
-            {"city": 'a <tool_call> </tool_call> [TOOL_CALLS] <think> </parameter> {"name": } ] x'},
-        )
-    ],
-    "an empty text": [("get_weather", {"city": ""})],
-    "a number as text": [("get_weather", {"city": "123"})],
-}
-_USER = {"role": "user", "content": "Hi"}
 
 
-def _answer_of(template: ChatTemplate, message: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The prompt, and the answer as the template writes it."""
-    try:
-        prompt = template.render([_USER], _TOOLS)
-        text = template.render([_USER, message], _TOOLS)
-        said = template.render([_USER, {"role": "assistant", "content": "QZ"}], _TOOLS)
-    except (TemplateError, TemplateRefusedError):
-        return None
-    n = next(
-        (i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), min(len(prompt), len(text))
-    )
-    if not text.startswith(prompt):
-        begin = text.rfind("<", 0, n)
-        n = begin if begin > text.rfind(">", 0, n) else n
-    answer, end = text[n:], said.partition("QZ")[2]
-    for i in range(len(end)):  # what ends a message is no part of it
-        if answer.endswith(end[i:]) and end[i] in "<\n[":
-            answer = answer[: len(answer) - len(end) + i]
-            break
-    for marker in (
-        "<EOS>",
-        "<|eom_id|>",
-        "<|tool_response>",
-        "<｜end▁of▁sentence｜>",
-        "<｜hy_eos:opensource｜>",
-    ):
-        answer = answer.partition(marker)[0]
-    return text[:n], answer
-
-
-def _templates() -> list[str]:
-    return sorted(path.stem for path in TEMPLATES.glob("*.jinja")) if TEMPLATES.is_dir() else []
-
-
-@pytest.mark.parametrize("name", _templates())
+@pytest.mark.parametrize("name", template_names())
 def test_each_templates_own_spelling_is_read_back(name: str) -> None:
-    template = chat_template(name)
-    support = tool_support(template)
-    if not support.is_usable:
-        pytest.skip("a template without tools")
-    n_read = 0
-    for as_text, calls in itertools.product((False, True), _CALLS.values()):
-        if as_text and n_read:
-            break  # the template takes objects
-        message = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {
-                    "type": "function",
-                    "id": f"functions.{called}:{i}" if "Kimi" in name else f"abc123de{i}",
-                    "function": {"name": called, "arguments": json.dumps(given) if as_text else given},
-                }
-                for i, (called, given) in enumerate(calls)
-            ],
-        }
-        found = _answer_of(template, message)
-        if found is None or any(called not in found[1] for called, _ in calls):
-            continue
-        prompt, answer = found
-        reasoning, prefix = reasoning_of(support.syntax, prompt), prefix_of(support.syntax, prompt)
+    answers = [answer for answer in own_answers(name) if not answer.name.endswith(("content", "thought"))]
+    if not answers:
+        pytest.skip("a template without tools, or that shows no calls")
+    for answer in answers:
+        syntax, prompt = answer.syntax, answer.prompt
+        reasoning, prefix = reasoning_of(syntax, prompt), prefix_of(syntax, prompt)
 
         def made(
-            reasoning: generation_pb2.ReasoningFormat.ValueType = reasoning, prefix: str = prefix
+            syntax: generation_pb2.AnswerSyntax = syntax,
+            reasoning: generation_pb2.ReasoningFormat.ValueType = reasoning,
+            prefix: str = prefix,
         ) -> AnswerParser:
-            return AnswerParser(syntax=support.syntax, names=_OWN_TYPES, reasoning=reasoning, prefix=prefix)
+            return AnswerParser(syntax=syntax, names=_OWN_TYPES, reasoning=reasoning, prefix=prefix)
 
-        got = read_in_every_way(made, answer)
-        assert [(called, json.loads(given)) for called, given in got[2]] == list(calls), answer
+        got = read_in_every_way(made, answer.text)
+        assert [(called, json.loads(given)) for called, given in got[2]] == list(answer.calls), answer.text
         assert not got[0].strip()
-        n_read += 1
-    if not n_read:
-        pytest.skip("a template that shows no calls")
 
 
 @pytest.mark.parametrize("family", RIGHT)
@@ -460,7 +313,7 @@ def test_every_familys_format_is_taken(family: str) -> None:
 def test_what_models_leave_out_or_write_otherwise_is_understood(
     template: str, answer: str, content: str, n_calls: int
 ) -> None:
-    syntax, prompt = syntax_of(template), chat_template(template).render([_USER], _TOOLS)
+    syntax, prompt = syntax_of(template), chat_template(template).render([USER], TOOLS)
     prefix = prefix_of(syntax, prompt)
     got = read_in_every_way(lambda: AnswerParser(syntax=syntax, names=TYPES, prefix=prefix), answer)
     assert got == (content, "", [("now", "{}")] * n_calls)

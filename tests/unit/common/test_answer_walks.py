@@ -2,56 +2,46 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import random
-from pathlib import Path
+from typing import Any
 
 import jsonschema_rs
 import numpy as np
 import pytest
-from harness.answer_syntaxes import FAMILIES, FUNCTIONS, calls_of
+from harness.answer_syntaxes import FAMILIES, FUNCTIONS, RIGHT, calls_of
 from llguidance import LLMatcher
 
+from benchmarks.right_answers import Vocabulary, matcher_of, vocabulary_of
 from inferflux.common.answers.parser import AnswerParser
 from inferflux.common.answers.pieces import CallArguments, CallName, Content
 from inferflux.common.constraints.answers.schemas import parameter_types
-from inferflux.common.constraints.compiling import Compiler
-from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
-DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 TYPES = {name: parameter_types(schema) for name, schema in FUNCTIONS.items()}
-MOST_TOKENS = 250
+MOST_TOKENS, MOST_TRIES, ENOUGH = 600, 30, 3
 # What ends values and markers, so that a walk comes to an end.
-SIGNS = "<>]})|/\"'\n"
+SIGNS = b"<>]})|/\"'\n"
+OPTIONAL = generation_pb2.REASONING_FORMAT_OPTIONAL
+# By how a request asks for calls: what of the constraint is set.
+ASKED: dict[str, dict[str, Any]] = {
+    "required": {"is_required": True},
+    "named": {"is_required": True, "is_single": True},
+    "auto": {},
+    "auto after a thought": {"reasoning": OPTIONAL},
+}
 
 
-@functools.cache
-def vocab() -> Vocab:
-    return Vocab.load(DEMO_MODEL)
-
-
-@functools.cache
-def compiler() -> Compiler:
-    return Compiler(vocab())
-
-
-@functools.cache
-def sign_tokens() -> frozenset[int]:
-    pieces = ((token, vocab().piece(token).decode("utf-8", "replace")) for token in range(vocab().size))
-    return frozenset(token for token, piece in pieces if piece and piece[0] in SIGNS)
-
-
-def walked(matcher: LLMatcher, draw: random.Random) -> str | None:
-    """A random answer; None if it does not end."""
+def walked(matcher: LLMatcher, vocabulary: Vocabulary, draw: random.Random) -> str | None:
+    """A random answer's rest; None if it does not end."""
     tokens: list[int] = []
     while len(tokens) < MOST_TOKENS:
         if matcher.is_stopped() or (tokens and matcher.is_accepting() and draw.random() < 0.5):
-            return b"".join(map(vocab().piece, tokens)).decode("utf-8", "replace")
+            return vocabulary.text(tokens)
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
-        allowed = [int(i) for i in np.flatnonzero(bits) if i < vocab().size and i not in vocab().eog]
-        signs = [token for token in allowed if token in sign_tokens()]
+        allowed = [int(i) for i in np.flatnonzero(bits) if i < vocabulary.eos_token_id]
+        signs = [token for token in allowed if token > 255 or token in SIGNS]
         if not allowed:
             return None
         token = draw.choice(signs if signs and draw.random() < 0.7 else allowed)
@@ -60,27 +50,67 @@ def walked(matcher: LLMatcher, draw: random.Random) -> str | None:
     return None
 
 
+def opening_of(name: str) -> str:
+    """A right answer up to the name of what it calls; with it where a text may begin as the answer does."""
+    thought = FAMILIES[name].thought.end
+    for answer in RIGHT[name]:
+        said = answer.rpartition(thought)[2] if thought else answer
+        if found := [(said.find(function), function) for function in FUNCTIONS if function in said]:
+            at, function = min(found)
+            is_begun = FAMILIES[name].calls.is_whole_answer
+            return said[: at + (len(function) + 1) * is_begun]
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_random_answer_under_the_grammar_is_read_as_calls_of_their_schemas(name: str) -> None:
-    calls = calls_of(name, is_required=True)
-    made = compiler().compile(generation_pb2.StructuredConstraint(tool_calls=calls))
-    draw = random.Random(name)
-    prefix = "<|start|>assistant" if FAMILIES[name].HasField("channels") else ""
-    n_read = 0
-    for _ in range(10):
-        answer = walked(made.matcher.deep_copy(), draw)
-        if answer is None:
-            continue
-        parser = AnswerParser(syntax=FAMILIES[name], names=TYPES, is_exact=True, prefix=prefix)
-        read: list[tuple[str, str]] = []
-        for piece in parser.push(answer) + parser.finish():
-            assert not isinstance(piece, Content), answer
-            if isinstance(piece, CallName):
-                read.append((piece.name, ""))
-            elif isinstance(piece, CallArguments):
-                read[-1] = (read[-1][0], read[-1][1] + piece.text)
-        assert read, answer
-        for function, arguments in read:
-            assert jsonschema_rs.is_valid(FUNCTIONS[function], json.loads(arguments)), answer
-        n_read += 1
-    assert n_read
+def test_a_random_answer_under_the_grammar_is_read_as_calls_of_their_schemas(name: str, asked: str) -> None:
+    syntax = FAMILIES[name]
+    if asked == "auto after a thought" and not syntax.HasField("thought"):
+        pytest.skip("a family without thoughts")
+    calls = calls_of(name, **ASKED[asked])
+    if asked == "named":
+        del calls.functions[1:]
+    begin = opening_of(name) if asked.startswith("auto") else ""
+    if calls.reasoning:
+        begin = f"{syntax.thought.begin}hm{syntax.thought.end}{begin}"
+    n_all = 0
+    for has_controls in (False, True):
+        vocabulary = vocabulary_of(syntax, has_controls=has_controls)
+        made, draw, n_read = matcher_of(calls, has_controls=has_controls), random.Random(name), 0
+        assert isinstance(made, LLMatcher), made
+        for _ in range(MOST_TRIES):
+            matcher = made.deep_copy()
+            if begin:
+                assert matcher.consume_tokens(vocabulary.ids(begin)), begin
+            rest = walked(matcher, vocabulary, draw)
+            if rest is None:
+                continue
+            check_is_read(begin + rest, calls)
+            n_read += 1
+            if n_read == ENOUGH:
+                break
+        n_all += n_read
+    assert n_all
+
+
+def check_is_read(answer: str, calls: generation_pb2.ToolCallsConstraint) -> None:
+    """Assert that an answer is calls that match their schemas, and nothing else besides a thought."""
+    parser = AnswerParser(
+        syntax=calls.syntax,
+        names={function.name: TYPES[function.name] for function in calls.functions},
+        reasoning=calls.reasoning,
+        is_exact=True,
+        prefix="<|start|>assistant" if calls.syntax.HasField("channels") else "",
+    )
+    read: list[tuple[str, str]] = []
+    for piece in itertools.chain(parser.push(answer), parser.finish()):
+        assert not isinstance(piece, Content), answer
+        if isinstance(piece, CallName):
+            read.append((piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            read[-1] = (read[-1][0], read[-1][1] + piece.text)
+    assert read, answer
+    assert not calls.is_single or len(read) == 1, answer
+    for function, arguments in read:
+        assert jsonschema_rs.is_valid(FUNCTIONS[function], json.loads(arguments)), answer

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from inferflux.common.constraints.compiling import Compiler
 from inferflux.common.constraints.patterns import PatternError, portable
-from inferflux.common.constraints.schema import read_schema
+from inferflux.common.constraints.repeats import repeats
+from inferflux.common.constraints.schema import read_schema, refuse_unenforced
+from inferflux.common.errors import InvalidArgument
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
 
@@ -156,3 +158,31 @@ def test_what_is_accepted_stays_an_expression_wherever_it_was_one(pattern: str) 
     except ValueError:
         return
     jsonschema_rs.validator_for({"pattern": read})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "product"),
+    [
+        ("^a{1,10000}$", 1),
+        ("^(a+){1,999}$", 1),
+        ("^(a{1,30}){1,30}$", 900),
+        ("^(((a{1,99}){1,99}){1,99}){1,99}$", 99**4),
+        (r"^(\w{1,20}\s?){1,300}$", 6000),
+        ("^([a-z]{1,99}|b){1,99}$", 9801),
+        (r"^([a-z0-9]{1,63}[.]){1,127}[a-z]{2,63}$", 1),
+        ("^([a-z]{1,99}a){1,99}$", 9801),
+        (r"([\]a]{1,99}){1,99}", 9801),
+    ],
+)
+def test_counts_within_counts_multiply_unless_something_is_between(pattern: str, product: int) -> None:
+    assert repeats(portable(pattern)) == product
+
+
+def test_counts_that_multiply_beyond_what_masks_hold_are_left_to_the_check_or_refused_by_place() -> None:
+    schema = {"properties": {"x": {"type": "string", "pattern": "^(((a{1,99}){1,99}){1,99}){1,99}$"}}}
+    read = read_schema(json.dumps(schema))
+    assert [*map(str, read.unenforced)] == ["pattern (#/properties/x)"]
+    assert "{1,99}" in read.checked
+    assert "{1,99}" not in read.enforced
+    with pytest.raises(InvalidArgument, match=r"pattern \(#/properties/x\)"):
+        refuse_unenforced(read.unenforced)

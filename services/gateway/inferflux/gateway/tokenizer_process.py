@@ -18,6 +18,9 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from inferflux.common.frames import ChildEnd
@@ -31,6 +34,8 @@ from .tokenizer_fault import TokenizerFaultError
 
 # llama.cpp's regular expressions recurse deeply: see tokenizer.MAX_RUN_CHARS.
 STACK_BYTES = 512 << 20
+# Of a thread that compiles a constraint.
+COMPILE_STACK_BYTES = 32 << 20
 
 
 class TokenizerServer:
@@ -80,7 +85,7 @@ class TokenizerServer:
                 tokenizer_pb2.TOKENIZER_FAULT_UNKNOWN_TOKENIZER, "the tokenizer is not loaded"
             )
         if kind == "compile":
-            tokenizer.compile(request.compile.constraint)
+            _in_small_stack(partial(tokenizer.compile, request.compile.constraint))
             response.compiled.SetInParent()
             return
         if kind == "detokenize":
@@ -150,8 +155,24 @@ def main() -> None:
     workers = [threading.Thread(target=_run, args=(server, all_started), daemon=True) for _ in range(threads)]
     for worker in workers:
         worker.start()
+    threading.stack_size(COMPILE_STACK_BYTES)
     for worker in workers:
         worker.join()
+
+
+def _in_small_stack(work: Callable[[], None]) -> None:
+    """Do it in a thread of its own. What runs out of stack fills all of it first, which takes time."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            future.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    future.result()
 
 
 def _run(server: TokenizerServer, all_started: threading.Barrier) -> None:

@@ -151,7 +151,8 @@ def unnested(text: str, parameter: str, types: Mapping[str, str]) -> str | None:
 
 def _nested_value(inner: list[tuple[str, Any]], text: str, kinds: str) -> Any:
     if not inner:
-        if not text and "string" not in kinds.split(","):
+        has_words = bool(text.strip() if kinds else text)
+        if not has_words and "string" not in kinds.split(","):
             return [] if kinds == "array" else {} if kinds == "object" else None
         return typed(text, kinds)
     if all(name == "item" for name, _ in inner):

@@ -69,7 +69,9 @@ class CallReader:
             # Words alone may be text; before a fence, as "Action:\n```json", they are not.
             self.openings = [text for text in [calls.begin.rstrip("[{ \n")] if text.endswith("json")]
         self._tail = [part.text for part in (*spelling.tail, *spelling.end)]
-        self._parameter_reader = ParameterReader(spelling, tape, tail=self._tail, openings=self.openings)
+        self._parameter_reader = ParameterReader(
+            spelling, tape, tail=self._tail, openings=self.openings, is_exact=is_exact
+        )
         self.is_within = False
         self.has_run_out = False
         # The calls of a run are in brackets that the family does not write.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any, Final
 
 GEMMA_QUOTE: Final = '<|"|>'
@@ -24,6 +25,11 @@ _BARE = re.compile(r"[^,:{}\[\]]*")
 _CLOSINGS: Final = {"{": "}", "[": "]", "(": ")"}
 
 
+def _finite(text: str) -> float:
+    """A number that JSON has; of those that no float holds, the largest."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
+
+
 def read_json(text: str) -> Any:
     """The value of a JSON text, or of one with single quotes, trailing commas, bare keys, Python's words, or
     line feeds and quotes within strings.
@@ -32,7 +38,7 @@ def read_json(text: str) -> Any:
         ValueError: it is none, or has NaN, or is nested more than 200 deep.
     """
     try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
+        return json.loads(text, strict=False, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except ValueError:

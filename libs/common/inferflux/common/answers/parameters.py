@@ -8,12 +8,14 @@ from html import unescape
 from typing import Any, Final
 
 from .arguments import typed
+from .scanner import BracketScanner
 from .spelling import Spelling
 from .tape import AHEAD, Markers, Steps, Tape
 
 # Ids, indices, keys and attributes are shorter, as is noise before the first call of a run.
 LONGEST: Final = 256
 _IS_STRING = re.compile(r'(?:string|type)="?(\w+)')
+_BRACKETS: Final = ("{", "[")
 
 
 class ParameterReader:
@@ -22,16 +24,26 @@ class ParameterReader:
     Args:
         tail: markers that end a call.
         openings: texts with which the next one may begin.
+        is_exact: whether a constraint holds them to their syntax.
     """
 
     def __init__(
-        self, spelling: Spelling, tape: Tape, *, tail: Sequence[str], openings: Sequence[str]
+        self,
+        spelling: Spelling,
+        tape: Tape,
+        *,
+        tail: Sequence[str],
+        openings: Sequence[str],
+        is_exact: bool = False,
     ) -> None:
         self._spelling = spelling
+        self._is_exact = is_exact
         self._tape = tape
         self._tail = tail
         self.openings = openings
-        self._value_stops = Markers([spelling.after_value, spelling.before_key, *tail[:2]])
+        # A constraint has a value end with its marker, wherever that comes first.
+        others = () if is_exact else (spelling.before_key, *tail[:2])
+        self._value_stops = Markers([spelling.after_value, *others])
 
     def read(self, types: Mapping[str, str]) -> Steps[dict[str, Any] | None]:
         """The arguments, up to what ends the call; None if they are none.
@@ -64,18 +76,33 @@ class ParameterReader:
             if rest is None:
                 return False
             attributes = rest
-        value = yield from self._value({*arguments, key}, types)
-        if value is None:
-            return False
         kinds = types.get(key, "string")
         if said := _IS_STRING.search(attributes):
             kinds = "string" if said[1] in ("true", "string") else kinds if kinds != "string" else ""
+        is_json = self._is_exact and (said[1] not in ("true", "string") if said else "string" not in kinds)
+        value = yield from self._value({*arguments, key}, types, is_json=is_json and bool(said or kinds))
+        if value is None:
+            return False
         arguments[key] = typed(value, kinds)
         return True
 
-    def _value(self, keys: Collection[str], types: Mapping[str, str]) -> Steps[str | None]:
-        """A parameter's value. A marker within it that nothing of the syntax follows is a part of it."""
+    def _value(self, keys: Collection[str], types: Mapping[str, str], *, is_json: bool) -> Steps[str | None]:
+        """A parameter's value. A marker within it that nothing of the syntax follows is a part of it.
+
+        Args:
+            is_json: texts within it may have markers, too.
+        """
         tape, parts = self._tape, list[str]()
+        if is_json:
+            yield from tape.blanks()
+            scanner = BracketScanner()
+            is_bracketed = tape.next in _BRACKETS
+            while is_bracketed and not scanner.is_done:
+                parts.append(tape.take_object(scanner))
+                if not scanner.is_done:
+                    if scanner.is_broken or tape.is_final:
+                        return None
+                    yield
         end = self._spelling.after_value
         before, after = self._spelling.value_blanks
         while True:
@@ -86,7 +113,7 @@ class ParameterReader:
                     return None
                 yield
                 continue
-            is_end = yield from self._is_end(stop, keys, types, parts)
+            is_end = self._is_exact or (yield from self._is_end(stop, keys, types, parts))
             if is_end:
                 if stop == end:
                     tape.skip(len(stop))

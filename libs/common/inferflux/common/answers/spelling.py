@@ -233,5 +233,5 @@ def _controls(text: str) -> list[str]:
     parts = [part.text for part in split(text) if not part.is_placeholder]
     made = [part.strip() for part in parts]
     for part in parts:
-        made += re.findall(r"<\|?[^<>\s]*\|?>|\][^\s\[]*\[|\[/?[A-Z_]+\]|</?[^<>\s]+", part)
+        made += re.findall(r"\]<\]\w+\[>\[|<\|?[^<>\s]*\|?>|\][^\s\[]*\[|\[/?[A-Z_]+\]|</?[^<>\s]+", part)
     return [one for one in made if len(one) > 1]

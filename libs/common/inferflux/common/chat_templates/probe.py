@@ -132,7 +132,8 @@ def reasoning_of(
     rest = prompt[-256:].rstrip()
     if not begin:
         return _OPEN
-    if rest.endswith(end):
+    # What ends a thought that is a message ends every message.
+    if rest.endswith(end) and not syntax.HasField("channels"):
         return _UNSPECIFIED
     return _OPEN if rest.endswith(begin) else _OPTIONAL
 

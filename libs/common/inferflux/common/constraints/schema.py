@@ -20,6 +20,7 @@ from .narrowing import Narrowing
 from .patterns import MOST_CHARS, PatternError, portable
 from .reading import FIELD, MAX_DEPTH, Json, bad, draft_of, keywords, parsed
 from .references import References, escaped
+from .repeats import MOST_REPEATS, repeats
 
 TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 
@@ -275,7 +276,7 @@ class _Reader:
         except PatternError:
             return pattern, None
         self._pattern_chars -= len(held)
-        return read, held
+        return read, held if repeats(held) <= MOST_REPEATS else None
 
     def schemas_by_pattern(self, value: Json, path: str, depth: int) -> Pair | None:
         checked, enforced = self.schemas(value, path, depth)

@@ -17,9 +17,15 @@ from .schemas import Root
 OPEN: Final = generation_pb2.REASONING_FORMAT_OPEN
 _PLACEHOLDER = re.compile(r"(\$(?:name|arguments|id|index|number)(?![a-z]))")
 _OTHERS: Final = {"$id": r"[A-Za-z0-9_-]{1,64}", "$index": "[0-9]{1,3}", "$number": "[0-9]{1,3}"}
-_MARKS = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^<\[\s]+\s*|\s+")
+_MARKS = re.compile(r"\]<\]\w+\[>\[|<[^<>\s]*>?|\[[^\[\]\s]*\]?|[^<\[\s]+\s*|\s+")
+_MAY_HAVE_BLANKS: Final = (
+    generation_pb2.ARGUMENT_STYLE_JSON,
+    generation_pb2.ARGUMENT_STYLE_TEXT,
+    generation_pb2.ARGUMENT_STYLE_NESTED,
+)
 # Behind the arguments, models leave an id out.
 _ID = re.compile(r'(,\s*"\w+":\s*")\$id"')
+_ID_BEHIND_NAME = re.compile(r"(\[[^\[\]\s]*\]|<[^<>\s]*>)\$id(?=[\[<])")
 # In a call that is no JSON a name stands among signs.
 _UNSAFE_NAME: Final = re.compile(r"[\x00-\x20\x7f<>\"'|=,;(){}\[\]\\]")
 
@@ -69,14 +75,15 @@ class _Answer:
         self._arguments = arguments_of(syntax.calls, lark, json_options)
 
     def text(self) -> str:
-        self._lark.rule("start", " ".join(filter(None, [self._thoughts(), self._noise(), "answer"])))
+        noise = self._noise()
+        self._lark.rule("start", " ".join(filter(None, [self._thoughts(), noise, "answer", noise])))
         self._lark.rule("answer", " | ".join(self._answers()))
         return self._lark.text()
 
     def _noise(self) -> str:
-        """Structure that belongs to nothing, before an answer."""
+        """Structure that belongs to nothing, around an answer."""
         texts = [one for one in self._syntax.noise if not one.startswith(self._trigger or one)]
-        return f"({' | '.join(self._lark.loose(one) for one in texts)})*" if texts else ""
+        return f"({' | '.join(map(self._dropped, texts))})*" if texts else ""
 
     def _thoughts(self) -> str:
         """Write what comes before the answer."""
@@ -92,7 +99,8 @@ class _Answer:
         more = f"({whole}{other})*" if is_message else ""
         if self._reasoning == OPEN:
             return f"{self._lark.until(thought.end)} {more}".strip()
-        return more or f"{whole}?"
+        # Some templates show a thought without a text as its end alone.
+        return more or f"({whole} | {self._lark.loose_from_blanks(thought.end.strip())})?"
 
     def _preamble(self) -> str:
         """A message before calls that is content."""
@@ -107,8 +115,7 @@ class _Answer:
             return [self._held_content() if self._content else self._free_content()]
         begins = [self._terms(one, blanks=True) for one in self._syntax.calls.optional_begins]
         begin = f"({' | '.join(begins)})? " if begins else ""
-        # A call that is the whole answer has its blanks in its first terminal: text may begin with them, too.
-        only_calls = f"{begin}{calls}" if self._is_whole else f"{self._lark.blanks()} {begin}{calls}"
+        only_calls = f"{self._empty_content()} {begin}{calls}".strip()
         if self._calls and self._calls.is_required:
             return [only_calls]
         if self._content:
@@ -119,17 +126,29 @@ class _Answer:
             return [self._text(*self._excluded()), only_calls]
         return self._text_and_calls(calls)
 
+    def _empty_content(self) -> str:
+        """Content without a text, before calls. The prompt may have its beginning."""
+        if self._syntax.HasField("channels") or not self._syntax.content_end:
+            return ""
+        begin, end = (self._dropped(one) for one in (self._syntax.content_begin, self._syntax.content_end))
+        return f"(({begin})? {end})?"
+
+    def _dropped(self, text: str) -> str:
+        """A marker of content, as readers know it, and blanks before it."""
+        return f"{self._lark.blanks()} {self._lark.exact(text.strip())}" if text.strip() else ""
+
     def _free_content(self) -> str:
         """Any text as content."""
-        begin = self._lark.loose(self._syntax.content_begin)
         text = self._text()
-        if not begin:
+        if not self._syntax.content_begin.strip():
             return text
         end = self._lark.last(self._syntax.content_end)
         closed = f"({end})?" if end else ""
         is_needed = self._syntax.HasField("channels")
+        spelled = self._lark.loose if is_needed else self._lark.exact
+        begin = spelled(self._syntax.content_begin.strip())
         marked = " ".join(filter(None, [self._lark.blanks(), begin, text, closed]))
-        return marked if is_needed else f"({marked} | {text})"
+        return marked if is_needed else f"({marked} | {text} {closed})"
 
     def _held_content(self) -> str:
         """Content of which the constraint says what it is."""
@@ -144,7 +163,8 @@ class _Answer:
         """Free text up to what opens a call; from there on calls."""
         (first, *_) = self._lark.pieces(self._trigger)
         if isinstance(first, int):
-            return [f"{self._free_content()} | {self._text()} {calls}"]
+            content = self._free_content()
+            return [content, f"{content if self._syntax.content_end else self._text()} {calls}"]
         mark = pattern_of(self._trigger)
         head = self._lark.rule("head", self._lark.shared("HEAD", self._body(mark)), of="[lazy]")
         free = [self._text(f"~/{ANY}{mark}{ANY}/"), f"{head} {calls}"]
@@ -206,7 +226,7 @@ class _Answer:
     def _written_calls(self, calls: generation_pb2.ToolCallsConstraint) -> str:
         """All calls of a run. What opens them is left out where it ends free text."""
         form = self._syntax.calls
-        if self._is_whole and self._is_json and self._content:
+        if self._is_whole and self._content and not form.begin and form.call.startswith("{"):
             objects = (json.dumps(self._as_object(one), ensure_ascii=False) for one in calls.functions)
             return f"({' | '.join(f'%json {one}' for one in objects)})"
         common, parts = self._split()
@@ -216,17 +236,18 @@ class _Answer:
             return self._named_runs(calls)
         self._lark.rule("call", " | ".join(self._function(one, parts) for one in calls.functions))
         begin, first, lead = form.begin, common, self._terms(common)
-        if self._opens_with_text():
+        if begins_behind_text := self._opens_with_text():
             opening = begin + common
             rest = opening[opening.index(self._trigger) + len(self._trigger) :]
             begin, first = "", "\n" + rest.lstrip()
-        call = f"{self._terms(begin + first, blanks=self._is_whole)} call"
+        # Text and thoughts may begin with the same blanks.
+        call = f"{self._terms(begin + first, blanks=not begins_behind_text)} call"
         if self._is_whole and not self._is_json:
             heads = (self._function(one, parts, before=begin + common) for one in calls.functions)
             call = self._lark.rule("whole", " | ".join(heads))
         more = ""
         if not calls.is_single and not form.is_single:
-            more = f"({self._terms(form.separator)} {lead} call)*"
+            more = f"({self._terms(form.separator) or self._lark.blanks()} {lead} call)*"
         if more and not form.end.strip():
             more += f" {self._lark.blanks()}"
         return " ".join(filter(None, [call, more, self._lark.last(form.end)]))
@@ -237,9 +258,13 @@ class _Answer:
         end = self._lark.last(self._syntax.calls.end)
         runs = []
         for function in calls.functions:
-            begin = self._terms(self._syntax.calls.begin.replace("$name", self._name(function.name)) + common)
+            opening = self._syntax.calls.begin.replace("$name", self._name(function.name)) + common
+            begin = f"{self._lark.blanks()} {self._terms(opening)}"
             runs.append(" ".join(filter(None, [begin, self._function(function, parts), end])))
-        return self._lark.rule("runs", " | ".join(runs))
+        run = self._lark.rule("run", " | ".join(runs))
+        if not self._syntax.HasField("channels") or calls.is_single:
+            return run
+        return f"{run} ({self._lark.loose(self._syntax.thought.end)} {run})*"
 
     def _addressed(self, calls: generation_pb2.ToolCallsConstraint) -> str:
         """A message to a function, whose name is in its header, before or behind the channel."""
@@ -260,7 +285,7 @@ class _Answer:
             messages.append(
                 f"{heads} {shape} {self._arguments.of(json.loads(function.parameters))} {last}".strip()
             )
-        return f"({' | '.join(messages)})"
+        return f"{self._lark.blanks()} ({' | '.join(messages)})"
 
     def _as_object(self, function: generation_pb2.FunctionSchema) -> Mapping[str, Any]:
         """The schema of a call that is one JSON object: content that is JSON, too, begins as it does."""
@@ -327,7 +352,7 @@ class _Answer:
             which, rest = ("$name", part[5:]) if part.startswith("$name") else ("$arguments", part[10:])
             if which == "$arguments":
                 terms.append(self._arguments.of(json.loads(function.parameters)))
-                if form.style == generation_pb2.ARGUMENT_STYLE_JSON and rest.strip():
+                if form.style in _MAY_HAVE_BLANKS and rest.strip():
                     terms.append(self._lark.blanks())
             elif before is not None:
                 terms.append(f"/{BLANKS}{loose_pattern(before + name + rest)}/")
@@ -335,8 +360,19 @@ class _Answer:
             else:
                 terms.append(quoted(name))
             is_end = is_last and i == len(parts) - 1
-            terms.append(self._lark.last(rest) if is_end else self._terms(rest))
+            if own_id := _ID_BEHIND_NAME.match(rest):
+                terms.append(f"({self._terms(own_id[0])})?")
+                rest = rest[own_id.end() :]
+            if which == "$arguments" and form.style != generation_pb2.ARGUMENT_STYLE_JSON:
+                terms += [self._tail(rest), "" if is_end else self._lark.loose(rest[len(rest.rstrip()) :])]
+            else:
+                terms.append(self._lark.last(rest) if is_end else self._terms(rest))
         return self._lark.rule(self._lark.fresh("call"), " ".join(filter(None, terms)))
+
+    def _tail(self, text: str) -> str:
+        """What ends a call that is no JSON: readers take each line as one marker."""
+        lines = [self._lark.exact(line.strip()) for line in text.splitlines() if line.strip()]
+        return f" {self._lark.blanks()} ".join(lines)
 
     def _name(self, name: str) -> str:
         if self._is_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any, Final, Protocol
 
 from inferflux.v1 import generation_pb2
@@ -114,27 +115,37 @@ class _Parameters:
         text = text.replace("$is_string", "true" if kind == "string" else "false")
         before, _, rest = text.partition("$key")
         between, _, after = rest.partition("$value")
-        name = f"/{_KEY}/" if key is None else quoted(_checked(key))
+        # Where the name is an attribute, its signs are escaped.
+        is_attribute = before.endswith('"') and between.startswith('"')
+        spelled = escape(key) if key and is_attribute else key
+        name = f"/{_KEY}/" if spelled is None else quoted(_checked(spelled))
         if key is None and "$key" in after:
             after, _, end = after.partition("$key")
             tail = f"/{_KEY}{pattern_of(end)}/"
         else:
             tail = ""
-        terms = (self._lark.loose(before), name, self._lark.loose(between.rstrip()))
-        value = self._value(group, root, after.replace("$key", key or ""))
+        lead = between[len(between.rstrip()) :]
+        begin = self._lark.exact(before.strip())
+        terms = (self._lark.blanks(), begin, name, self._lark.loose(between.rstrip()))
+        value = self._value(group, root, lead, after.replace("$key", key or ""))
         return " ".join(filter(None, [*terms, value, tail]))
 
-    def _value(self, group: Sequence[Schema], root: Root, end: str) -> str:
-        """A value, and what is after it."""
-        blanks, close = self._lark.blanks(), self._lark.loose(end.strip())
+    def _value(self, group: Sequence[Schema], root: Root, lead: str, end: str) -> str:
+        """A value, and what is after it.
+
+        Args:
+            lead: blanks that the family writes before it. Of a text, other ones would be a part.
+        """
+        blanks, close = self._lark.blanks(), self._lark.exact(end.strip())
         tail = self._lark.loose(end[len(end.rstrip()) :])
+        is_text = any("string" in types_of(one) for one in group)
+        before, after = (_optional(lead), _optional(end[: -len(end.lstrip())])) if is_text else [_BESIDE] * 2
         words = _words(group)
         if words is not None:
-            body = "|".join(pattern_of(word) for word in words if word)
-            term = f"/{_BESIDE}({body}){_BESIDE}/" if body else blanks
-            value = f"({term} | {blanks})" if "" in words and body else term
-        elif any("string" in types_of(one) for one in group):
-            head = _string_pattern(group[0]) if len(group) == 1 else ""
+            body = "|".join(pattern_of(word) for word in words)
+            value = f"/{before}({body}){after}/" if any(words) or before or after else '""'
+        elif is_text:
+            head = _string_pattern(group[0], before, after) if len(group) == 1 else ""
             return " ".join(filter(None, [self._lark.until(end.strip(), head=head), tail]))
         elif (nested := self._nested_value(group, root)) is not None:
             value = f"{blanks} {nested} {blanks}"
@@ -195,17 +206,21 @@ def _texts_of(value: Any) -> Sequence[str]:
             return (json.dumps(value),)
 
 
-def _string_pattern(schema: Schema) -> str:
+def _optional(text: str) -> str:
+    return f"({pattern_of(text)})?" if text else ""
+
+
+def _string_pattern(schema: Schema, before: str, after: str) -> str:
     """A regular expression of a string; "" for any. Blanks beside it are the family's."""
     if types_of(schema) != ["string"]:
         return ""
     pattern = schema.get("pattern", "")
     if pattern.startswith("^") and pattern.endswith("$") and "|" not in pattern:
-        return f"{_BESIDE}({pattern[1:-1].replace('/', chr(92) + '/')}){_BESIDE}"
+        return f"{before}({pattern[1:-1].replace('/', chr(92) + '/')}){after}"
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if least == 0 and most is None:
         return ""
-    return rf"{_BESIDE}(.|\n){{{least},{'' if most is None else most}}}{_BESIDE}"
+    return rf"{before}(.|\n){{{least},{'' if most is None else most}}}{after}"
 
 
 def _checked(key: str) -> str:

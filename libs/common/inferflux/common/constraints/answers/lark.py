@@ -15,7 +15,8 @@ ControlToken = Callable[[str], int | None]
 
 ANY = r"(.|\n)*"
 BLANKS = r"[ \t\n]{0,16}"
-_MARKER = re.compile(r"(<[^<>\s]*>|\[[^\[\]\s]*\])")
+# One in MiniMax's way, too.
+_MARKER = re.compile(r"(\]<\]\w+\[>\[|<[^<>\s]*>|\[[^\[\]\s]*\])")
 _SIGNS = "<>[]{}(),:;=|"
 _SPECIAL = re.compile(r"[\\/.+*?()\[\]{}^$|&~#\"-]")
 
@@ -97,15 +98,17 @@ class Lark:
 
     def pieces(self, text: str) -> list[str | int]:
         """A text cut at its control tokens, which are ids."""
-        made: list[str | int] = []
+        return [part if token is None else token for part, token in self._cut(text)]
+
+    def _cut(self, text: str) -> list[tuple[str, int | None]]:
+        """The same, each piece with its text."""
+        made: list[tuple[str, int | None]] = []
         for part in _MARKER.split(text):
             token = self._control(part) if _MARKER.fullmatch(part) else None
-            if token is not None:
-                made.append(token)
-            elif made and isinstance(made[-1], str):
-                made[-1] += part
+            if token is None and made and made[-1][1] is None:
+                made[-1] = (made[-1][0] + part, None)
             elif part:
-                made.append(part)
+                made.append((part, token))
         return made
 
     def exact(self, text: str) -> str:
@@ -114,14 +117,14 @@ class Lark:
 
     def loose(self, text: str) -> str:
         """Terminals of this text, whose blanks may be others."""
-        pieces = self.pieces(text)
-        # A control token is a marker by itself.
-        gaps = [isinstance(a, int) and isinstance(b, str) for a, b in itertools.pairwise(pieces)]
-        made = [self._loose(piece) for piece in pieces]
-        return _joined(
-            f"{term} {self.blanks()}" if gap else term
-            for term, gap in zip(made, [*gaps, False], strict=False)
-        )
+        made = ""
+        for piece, following in itertools.zip_longest(cut := self._cut(text), cut[1:], fillvalue=("", None)):
+            text, token = piece
+            # A control token is a marker by itself, unless readers take it together with what follows.
+            is_apart = token is not None and following[0] and markers(text + following[0])[0].text == text
+            term = self._loose(text if token is None else token)
+            made = _joined([made, term, self.blanks() if is_apart else ""])
+        return made
 
     def last(self, text: str) -> str:
         """The same at the end of an answer: what ends the generation there is left to end it."""
@@ -131,10 +134,10 @@ class Lark:
         return _joined(self._loose(piece) for piece in pieces)
 
     def loose_from_blanks(self, text: str) -> str:
-        """The same, whose first terminal begins with blanks."""
+        """The same with blanks before it, in its first terminal unless that is a control token."""
         first, *rest = self.pieces(text)
         if isinstance(first, int):
-            return self.loose(text)
+            return f"{self.blanks()} {self.loose(text)}"
         pattern = BLANKS + loose_pattern(first).removeprefix(BLANKS)
         return _joined([f"/{pattern}/", *(self._loose(piece) for piece in rest)])
 

@@ -16,9 +16,12 @@ from .schemas import Root, Schema, types_of
 _INTEGER: Final = r"-?(0|[1-9][0-9]{0,17})"
 _NUMBER: Final = rf"{_INTEGER}(\.[0-9]{{1,17}})?([eE][+-]?[0-9]{{1,2}})?"
 _ESCAPE: Final = r"\\([\\\/nrt\"']|u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}))"
-_PYTHON_STRING: Final = rf"/'([^'\\\x00-\x1f]|{_ESCAPE})*'" + "|" + rf"\"([^\"\\\x00-\x1f]|{_ESCAPE})*\"/"
+# Some templates write ends of lines as they are.
+_PYTHON_STRING: Final = (
+    rf"/'([^'\\\x00-\x08\x0b-\x1f]|{_ESCAPE})*'" + "|" + (rf"\"([^\"\\\x00-\x08\x0b-\x1f]|{_ESCAPE})*\"/")
+)
 _QUOTE: Final = '<|"|>'
-_BARE_KEY = r"[A-Za-z_][A-Za-z0-9_.-]{0,63}"
+_BARE_KEY = r"[A-Za-z_]([A-Za-z0-9_. -]{0,62}[A-Za-z0-9_.-])?"
 
 
 @dataclass(frozen=True, slots=True)
