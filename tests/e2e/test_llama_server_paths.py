@@ -33,6 +33,19 @@ async def test_scripts_of_llama_cpps_server_find_their_paths(stack: Stack) -> No
     assert len((await call(stack, "/tokenize", bare)).json()["tokens"]) == 1
     rendered = (await call(stack, "/apply-template", {"messages": [HELLO]})).json()["prompt"]
     assert "Hello" in rendered
+    unended = {"messages": [HELLO], "add_generation_prompt": False}
+    bare = (await call(stack, "/apply-template", unended)).json()["prompt"]
+    assert bare
+    assert rendered.startswith(bare)
+    assert rendered != bare
+    count = len((await call(stack, "/tokenize", {"messages": [HELLO]})).json()["tokens"])
+    assert len((await call(stack, "/tokenize", unended)).json()["tokens"]) < count
+    switched = {"messages": [HELLO], "chat_template_kwargs": {"enable_thinking": True}}
+    refused = await call(stack, "/apply-template", switched)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (
+        400,
+        "chat_template_kwargs.enable_thinking",
+    )
     tokens = (await call(stack, "/tokenize", {"content": "Once upon a time"})).json()["tokens"]
     pieces = (await call(stack, "/tokenize", {"content": "Once upon a time", "with_pieces": True})).json()
     assert [piece["id"] for piece in pieces["tokens"]] == tokens

@@ -169,6 +169,28 @@ def _padded(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
+_ALIGNMENT = 32
+_HEADER = struct.Struct("<4sIQQ")
+
+
+def changed(path: Path, values: Mapping[str, int]) -> bytes:
+    """A file of any model with other numbers in its metadata, which are 32 bits wide. New ones come first."""
+    data = bytearray(path.read_bytes())
+    magic, version, n_tensors, n_metadata = _HEADER.unpack_from(data)
+    added = b""
+    for name, value in values.items():
+        at = data.find(_string(name))
+        if at < 0:
+            added, n_metadata = added + _string(name) + u32(value), n_metadata + 1
+        else:
+            struct.pack_into("<I", data, at + len(_string(name)) + 4, value)
+    if added:
+        # A filler keeps the weights where they have to begin.
+        empty = len(added + _string("filler") + text(""))
+        added, n_metadata = added + _string("filler") + text("." * (-empty % _ALIGNMENT)), n_metadata + 1
+    return _HEADER.pack(magic, version, n_tensors, n_metadata) + added + bytes(data[_HEADER.size :])
+
+
 def tiny_model() -> Gguf:
     """A llama of one layer with a byte-level vocabulary, which llama.cpp serves."""
     draw = np.random.default_rng(7)

@@ -20,7 +20,7 @@ from .stack import Served, served
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make suites", description=__doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "inferflux-demo.gguf")
-    parser.add_argument("--only", choices=("llama", "clients"), help="one half of it")
+    parser.add_argument("--only", help="llama, clients, or the name of a client, such as langchain")
     parser.add_argument("--all", action="store_true", help="name the cases that were skipped, too")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the suite's output")
     parser.add_argument("--json", type=Path, help="write the rows there")
@@ -51,9 +51,9 @@ async def _run(model: Path, only: str | None, folder: Path) -> list[Row]:
 def _rows(stack: Served, only: str | None, folder: Path) -> list[Row]:
     rows: list[Row] = []
     if only != "clients":
-        rows += llama_server.run(stack.url, stack.key, stack.models, folder)
+        rows += llama_server.run(stack, folder)
     if only != "llama":
-        rows += run_clients(stack)
+        rows += run_clients(stack, only)
     return rows
 
 

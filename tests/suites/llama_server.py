@@ -13,18 +13,18 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.peer_build import source
 
 from .environments import environment
 from .rows import Row, of_case
+from .stack import Served
 
 # Of its server's own processes, files and options, which another server does not have.
 _LEFT_OUT = (
     *("router", "mcp_servers", "tools_builtin", "sleep", "slot_save", "lora", "kv_keep_only_active"),
-    *("ctx_shift", "speculative", "compat_gcp", "proxy"),
+    *("speculative", "compat_gcp", "proxy"),
 )
 # What an assert has that is of its test models or of that server alone: it is taken out. The rest stays.
 _NOT_ASKED = {
@@ -40,17 +40,21 @@ _NOT_ASKED = {
 }
 
 
-def run(url: str, key: str, models: Mapping[str, str], folder: Path) -> list[Row]:
+def run(stack: Served, folder: Path) -> list[Row]:
     """Rows of all cases.
 
     Args:
-        models: names of the stack's models by what they are for: chat, embedding, rerank ...
         folder: where the tests are unpacked; it is the caller's to remove.
     """
     python = environment("suites")
     there = _prepared(source(os.environ), folder)
     report = folder / "report.xml"
-    env = os.environ | {"SUITE_URL": url, "SUITE_KEY": key, "SUITE_MODELS": json.dumps(dict(models))}
+    env = os.environ | {
+        "SUITE_URL": stack.url,
+        "SUITE_KEY": stack.key,
+        "SUITE_MODELS": json.dumps(stack.models),
+        "SUITE_ON_DEMAND": json.dumps(stack.on_demand),
+    }
     print("llama.cpp's server tests ...", flush=True)
     command = [
         str(python),

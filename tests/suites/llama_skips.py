@@ -5,23 +5,25 @@ Copied beside them as `conftest.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
+import utils  # type: ignore[import-not-found]
 
 _SLOTS = "slots are of the workers: no client sees them"
 _OWN_METRICS = "its own metrics' names and headers"
 _PROGRESS = "progress of a prompt is not told: OpenAI's streams have no such part"
 _SAMPLED = "log-probabilities are those before sampling"
-_CONTEXT = "it was started with a context of 256 or 512 tokens"
 _MIXED = "token ids and texts within one prompt"
 SKIPS = {
     "test_basic.py::test_server_models": "it serves one model alone",
     "test_basic.py::test_server_slots": _SLOTS,
     "test_basic.py::test_no_ui": "its option to serve no page",
     "test_chat_completion.py::test_invalid_chat_completion_req[[]messages7]": "it is served",
-    "test_chat_completion.py::test_context_size_exceeded*": _CONTEXT,
-    "test_completion.py::test_nocache_long_input_prompt": _CONTEXT,
     "test_chat_completion.py::test_return_progress*": _PROGRESS,
     "test_compat_oai_responses.py::test_responses_stream_with_llama_telemetry": _PROGRESS,
     "test_metrics.py::test_metrics_timings_on_prompt_progress": _PROGRESS,
@@ -37,6 +39,35 @@ SKIPS = {
     "test_ignore_eos.py::test_ignore_eos_*logit_bias": "how it keeps ignore_eos inside",
     "test_metrics.py::*": _OWN_METRICS,
 }
+
+
+# Cases that need a context of 256 tokens.
+SMALL = (
+    "test_ctx_shift.py::*",
+    "test_*::test_context_size_exceeded*",
+    "test_*::test_nocache_long_input_prompt",
+)
+
+
+@pytest.fixture(autouse=True)
+def of_the_case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The models of a case are unloaded after it, and a picture of the suite is one of our own."""
+    get = requests.get
+
+    def get_here(url: str, **options: Any) -> requests.Response:
+        if not url.startswith(utils.PICTURE):
+            return get(url, **options)
+        answer = requests.Response()
+        answer.status_code = 200
+        answer._content = Path(utils.ON_DEMAND["picture"]["path"]).read_bytes()
+        return answer
+
+    monkeypatch.setattr(requests, "get", get_here)
+    name = request.node.nodeid.rpartition("/")[2]
+    utils.ServerProcess.is_small = any(fnmatch(name, pattern) for pattern in SMALL)
+    yield
+    utils.OpenAI.model = ""
+    utils.unload()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

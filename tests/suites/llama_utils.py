@@ -1,7 +1,8 @@
 """Takes the place of `utils` in llama.cpp's server tests: their server is the stack that runs already.
 
-Copied beside them as `utils.py`. A case that starts its server with an option that a request cannot ask for
-is skipped, with the option's name.
+Copied beside them as `utils.py`. A case whose server has a chat template, a small context, or a model of
+another kind has such a model loaded for it. One with another option that a request cannot ask for is skipped,
+with the option's name.
 """
 
 # ruff: noqa: F401 - the tests take these names from here
@@ -14,8 +15,10 @@ import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any, Dict, List, Literal, Optional, Set, Tuple, Union  # noqa: UP035
 
 import openai
@@ -24,7 +27,24 @@ import requests
 
 URL, KEY = os.environ["SUITE_URL"], os.environ["SUITE_KEY"]
 MODELS = json.loads(os.environ["SUITE_MODELS"])
+ON_DEMAND = json.loads(os.environ["SUITE_ON_DEMAND"])
 TIMEOUT_S = 60
+LOAD_S = 120
+# A file of the suite's would be fetched; any picture does.
+PICTURE = "https://huggingface.co/ggml-org/tinygemma3-GGUF"
+# Its large models, and the template with which ours takes a model's place.
+STAND_INS = {"bartowski/DeepSeek-R1-Distill-Qwen-7B-GGUF": "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"}
+# Templates that it has by name, as its own code has them.
+_NAMED = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "llama3": "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
+    "<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    "command-r": "{% for m in messages %}<|START_OF_TURN_TOKEN|>"
+    "<|{{ {'assistant': 'CHATBOT'}.get(m.role, m.role | upper) }}_TOKEN|>{{ m.content }}<|END_OF_TURN_TOKEN|>"
+    "{% endfor %}{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}",
+}
 
 # Options that change nothing of what an answer has to look like.
 _HARMLESS = {
@@ -37,6 +57,8 @@ _HARMLESS = {
         "n_cache_reuse",
         "server_continuous_batching",
     ),
+    # They say which model is loaded, and with which key, or what a body says.
+    *("chat_template", "chat_template_file", "api_key", "reasoning", "pooling"),
 }
 
 
@@ -59,7 +81,7 @@ class ServerProcess:
     """The stack, as a server that a test sets up."""
 
     def __init__(self, kind: str = "chat") -> None:
-        self.__dict__.update(kind=kind, given={})
+        self.__dict__.update(kind=kind, given={}, model="")
         host, _, port = URL.rpartition("//")[2].partition(":")
         self.__dict__.update(server_host=host, server_port=int(port), process=None, api_key=None)
 
@@ -67,15 +89,28 @@ class ServerProcess:
         self.given[name] = value
         self.__dict__[name] = value
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> Any:
         return None
 
     def start(self, timeout_seconds: int = 0) -> None:
-        needed = [name for name, value in self.given.items() if name not in _HARMLESS and value]
+        stand_in = STAND_INS.get(self.model_hf_repo)
+        fits = {"model_hf_repo", "model_hf_file", "reasoning_format"} if stand_in else set()
+        needed = [name for name, value in self.given.items() if name not in _HARMLESS | fits and value]
         if needed:
             pytest.skip(f"its server has the option {needed[0]}")
-        if self.kind not in MODELS:
-            pytest.skip(f"no model here is one for {self.kind}")
+        kind = self.kind
+        if self.pooling not in (None, "mean"):
+            kind += f"-{self.pooling}"
+        if kind == "chat" and self.is_small:
+            kind = "small"
+        template = _template_of(self, stand_in)
+        if kind not in MODELS and kind not in ON_DEMAND:
+            pytest.skip(f"no model here is one for {kind}")
+        if template or kind not in MODELS:
+            self.__dict__["model"] = _loaded(kind, template)
+        elif kind != "chat":
+            self.__dict__["model"] = MODELS[kind]
+        OpenAI.model = self.model
 
     def stop(self) -> None:
         """The stack runs on."""
@@ -89,7 +124,7 @@ class ServerProcess:
         options.pop("host", None)
         options["timeout"] = options.get("timeout") or TIMEOUT_S
         answer = requests.request(
-            method, URL + path, headers=_with_key(headers), json=self._settled(path, data), **options
+            method, URL + path, headers=self._headers(headers), json=self._settled(path, data), **options
         )
         made = ServerResponse()
         made.headers, made.status_code = dict(answer.headers), answer.status_code
@@ -106,7 +141,7 @@ class ServerProcess:
         answer = requests.request(
             method,
             URL + path,
-            headers=_with_key(headers),
+            headers=self._headers(headers),
             json=self._settled(path, data),
             stream=True,
             timeout=TIMEOUT_S,
@@ -134,18 +169,75 @@ class ServerProcess:
         and goes on to the end: its test model never ends by itself."""
         if not isinstance(data, dict):
             return data
-        if self.kind != "chat":
-            return {**data, "model": MODELS[self.kind]}
+        if self.model:
+            data = {**data, "model": self.model}
+        if self.reasoning in ("on", "off"):
+            data = {**data, "enable_thinking": self.reasoning == "on"}
         if path == "/completion":
             own = {"seed": 42, "n_predict": 64, "ignore_eos": True, "temperature": self.temperature}
             return {name: value for name, value in own.items() if value is not None} | data
         return data
 
+    def _headers(self, headers: dict[str, str] | None) -> dict[str, str]:
+        """A case about keys has the stack's for its own; others have it always."""
+        given = {name: value for name, value in (headers or {}).items() if value is not None}
+        if self.api_key:
+            return {name: value.replace(self.api_key, KEY) for name, value in given.items()}
+        has_key = {"authorization", "x-api-key"} & {name.lower() for name in given}
+        return given if has_key else given | _BEARER
 
-def _with_key(headers: dict[str, str] | None) -> dict[str, str]:
-    given = {name: value for name, value in (headers or {}).items() if value is not None}
-    has_key = {"authorization", "x-api-key"} & {name.lower() for name in given}
-    return given if has_key else given | {"Authorization": f"Bearer {KEY}"}
+
+_BEARER = {"Authorization": f"Bearer {KEY}"}
+_FOLDER = Path(__file__).parent
+
+
+def _template_of(server: ServerProcess, stand_in: str | None) -> str:
+    """The file of the chat template that the server has; empty: the model's own."""
+    if stand_in:
+        return str(_FOLDER / f"../../../models/templates/{stand_in}.jinja")
+    if server.chat_template_file:
+        return str(_FOLDER / server.chat_template_file)
+    if not server.chat_template:
+        return ""
+    file = _FOLDER / f"{zlib.crc32(server.chat_template.encode())}.jinja"
+    file.write_text(_NAMED.get(server.chat_template, server.chat_template))
+    return str(file)
+
+
+def _loaded(kind: str, template: str) -> str:
+    """The name of a model that was loaded for a case."""
+    fields = ON_DEMAND[kind if kind in ON_DEMAND else "chat"]
+    name = f"{kind}-{Path(template).stem}".lower() if template else kind
+    if name in loaded:
+        return name
+    if template:
+        fields = {**fields, "chat_template_path": str(Path(template).resolve())}
+    answer = _administer("LoadModel", {"name": name, **fields})
+    assert answer.status_code == 200, answer.text
+    loaded.add(name)
+    end = time.monotonic() + LOAD_S
+    while (
+        requests.get(f"{URL}/v1/models/{name}", headers=_BEARER, timeout=TIMEOUT_S).json()["state"] != "ready"
+    ):
+        assert time.monotonic() < end, f"{name} was not loaded"
+        time.sleep(0.1)
+    return name
+
+
+def unload() -> None:
+    """The stack has its own models alone again: clients of them may leave out the model."""
+    for name in sorted(loaded):
+        answer = _administer("UnloadModel", {"name": name, "forget": True})
+        assert answer.status_code == 200, answer.text
+    loaded.clear()
+
+
+def _administer(method: str, message: dict[str, Any]) -> requests.Response:
+    return requests.post(f"{URL}/v1/admin/{method}", json=message, headers=_BEARER, timeout=LOAD_S)
+
+
+# Names of models that cases had loaded.
+loaded: set[str] = set()
 
 
 def _joined(chunks: list[Any]) -> Any:
@@ -190,10 +282,18 @@ class ServerPreset:
 
 
 class OpenAI(openai.OpenAI):
-    """Theirs, with a key of the stack: the tests import it before they take all of this module's names."""
+    """Theirs, with a key of the stack, and the model that a case had loaded, if it had one: the tests import
+    it before they take all of this module's names."""
+
+    model = ""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options | {"api_key": KEY, "base_url": URL + "/v1", "max_retries": 0})
+
+    def _prepare_options(self, options: Any) -> Any:
+        if self.model and isinstance(options.json_data, dict):
+            options.json_data["model"] = self.model
+        return options
 
 
 def parallel_function_calls(calls: list[tuple[Any, tuple[Any, ...]]]) -> list[Any]:

@@ -17,10 +17,11 @@ from suites.stack import Served
 _ENVIRONMENTS = {"llama_index_cases": "suites-llama-index"}
 
 
-def run(stack: Served) -> list[Row]:
-    """Rows of all cases of all clients."""
+def run(stack: Served, only: str | None = None) -> list[Row]:
+    """Rows of all cases of all clients, or of one."""
     rows: list[Row] = []
-    for file in sorted(Path(__file__).parent.glob("*_cases.py")):
+    pattern = "*_cases.py" if only in (None, "clients") else f"{only.replace('-', '_')}_cases.py"
+    for file in sorted(Path(__file__).parent.glob(pattern)):
         python = environment(_ENVIRONMENTS.get(file.stem, "suites"))
         suite = f"client: {file.stem.removesuffix('_cases').replace('_', '-')}"
         print(f"{suite} ...", flush=True)

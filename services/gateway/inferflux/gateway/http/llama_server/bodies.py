@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferflux.gateway.http.bodies import Body, Int32, Items
-from inferflux.gateway.http.openai.bodies import Message, ModelName, SamplingBody, ToolBody
+from inferflux.gateway.http.openai.bodies import SamplingBody, TokenizeBody
 
 
 class PromptText(Body):
@@ -45,26 +45,12 @@ class InfillBody(SamplingBody):
     response_fields: Items[str] | None = None
 
 
-class TokenizeBody(Body):
+class ContentBody(TokenizeBody):
     """The body of POST /tokenize: `content` as llama.cpp's server takes it, or what /v1/tokenize takes."""
 
-    model: ModelName = ""
     content: str | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
 
-    prompt: str | None = None
-    messages: Items[Message] | None = None
-    tools: Items[ToolBody] | None = None
     add_special_tokens: bool | None = None
-
-
-class TemplateBody(Body):
-    """The body of POST /apply-template."""
-
-    model: ModelName = ""
-    messages: Items[Message]
-    tools: Items[ToolBody] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None

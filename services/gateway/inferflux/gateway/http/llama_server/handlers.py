@@ -9,17 +9,17 @@ from inferflux.common.errors import InferFluxError, InvalidArgument
 from inferflux.common.probe import Probe
 from inferflux.gateway.http.answering import Answering, Asked
 from inferflux.gateway.http.endpoint import Request
-from inferflux.gateway.http.errors import in_words_of
+from inferflux.gateway.http.errors import in_words_of, missing
 from inferflux.gateway.http.exchange import Exchange
 from inferflux.gateway.http.openai import tokens
 from inferflux.gateway.http.openai.answers import Head, Json
-from inferflux.gateway.http.openai.bodies import TokenizeBody as OwnTokenizeBody
+from inferflux.gateway.http.openai.bodies import TokenizeBody
 from inferflux.gateway.http.reading import GENERATION, BodyReader
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
-from .bodies import CompletionBody, InfillBody, TemplateBody, TokenizeBody
+from .bodies import CompletionBody, ContentBody, InfillBody
 from .completion import CompletionAnswer, CompletionStream, field_names, to_completion, to_infill
 
 READY = "/readyz"
@@ -70,11 +70,11 @@ class Tokenize:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, TokenizeBody, _to_tokenize)
+        body, asked = await self._bodies.read(request.body, ContentBody, _to_tokenize)
         try:
             answer = await self._pipeline.tokenize(request.caller, asked, is_bare=not _adds_special(body))
         except InferFluxError as error:
-            names = {"text": "prompt" if body.content is None else "content"}
+            names = tokens.tokenize_names(body) if body.content is None else {"text": "content"}
             raise in_words_of(error, names) from None
         if body.content is None:
             await request.exchange.answer_json(tokens.of_tokenize(answer))
@@ -92,16 +92,14 @@ class Tokenize:
         return (await self._pipeline.detokenize(request.caller, given)).text
 
 
-def _adds_special(body: TokenizeBody) -> bool:
+def _adds_special(body: ContentBody) -> bool:
     """llama.cpp's server adds nothing by itself, vLLM's does."""
     return bool(body.add_special) if body.content is not None else body.add_special_tokens is not False
 
 
-def _to_tokenize(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
+def _to_tokenize(body: ContentBody) -> inference_pb2.TokenizeRequest:
     if body.content is None:
-        return tokens.to_tokenize(
-            OwnTokenizeBody(model=body.model, prompt=body.prompt, messages=body.messages, tools=body.tools)
-        )
+        return tokens.to_tokenize(body)
     return inference_pb2.TokenizeRequest(model=body.model, text=body.content)
 
 
@@ -113,14 +111,13 @@ class ApplyTemplate:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, TemplateBody, _to_render)
-        names = tokens.tokenize_names(OwnTokenizeBody(messages=body.messages, tools=body.tools))
+        body, asked = await self._bodies.read(request.body, TokenizeBody, _to_render)
         try:
             rendered = await self._pipeline.tokenize(request.caller, asked)
             given = inference_pb2.DetokenizeRequest(model=body.model, token_ids=rendered.token_ids)
             text = (await self._pipeline.detokenize(request.caller, given)).text
         except InferFluxError as error:
-            raise in_words_of(error, names) from None
+            raise in_words_of(error, tokens.tokenize_names(body)) from None
         await request.exchange.answer_json({"prompt": text})
 
 
@@ -132,7 +129,7 @@ class CountChatTokens:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, OwnTokenizeBody, tokens.to_tokenize)
+        body, asked = await self._bodies.read(request.body, TokenizeBody, tokens.to_tokenize)
         try:
             answer = await self._pipeline.tokenize(request.caller, asked)
         except InferFluxError as error:
@@ -140,8 +137,10 @@ class CountChatTokens:
         await request.exchange.answer_json({"input_tokens": len(answer.token_ids)})
 
 
-def _to_render(body: TemplateBody) -> inference_pb2.TokenizeRequest:
-    return tokens.to_tokenize(OwnTokenizeBody(model=body.model, messages=body.messages, tools=body.tools))
+def _to_render(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
+    if body.messages is None:
+        raise missing("messages")
+    return tokens.to_tokenize(body)
 
 
 class TokenizerInfo:
