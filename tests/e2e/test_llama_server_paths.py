@@ -55,7 +55,7 @@ async def test_scripts_of_llama_cpps_server_find_their_paths(stack: Stack) -> No
 async def test_a_completion_is_the_same_in_both_apis(stack: Stack) -> None:
     asked = {"prompt": "Once upon a time", "temperature": 0, "n_predict": 12}
     own = (await call(stack, "/v1/completions", asked)).json()
-    theirs = (await call(stack, "/completion", asked | {"n_probs": 1, "return_tokens": True})).json()
+    theirs = (await call(stack, "/completions", asked | {"n_probs": 1, "return_tokens": True})).json()
     assert theirs["content"] == own["choices"][0]["text"]
     assert (theirs["stop_type"], theirs["tokens_predicted"], len(theirs["tokens"])) == ("limit", 12, 12)
     assert len(theirs["completion_probabilities"]) == 12

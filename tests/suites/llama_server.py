@@ -31,12 +31,15 @@ _NOT_ASKED = {
     r"\b(n_(prompt|predicted|cached|tokens|past|prompt_processed)|re_content|re_results)\b": "counts",
     r"\b(expected|expected_content|(prompt|predicted|cache)_n|timings|cached_tokens)\b": "counts",
     r"\btokens_(evaluated|predicted|cached)\b": "counts",
-    r"\b(most_relevant|least_relevant|bosId)\b|'<s> '|\['id'\] > 0": "words of its test models",
-    r"startswith\('b'\)|\.gguf|\badaptive_|\bserver\.(n_predict|n_slots|seed)\b": "its build and options",
+    r"\b(most_relevant|least_relevant|bosId)\b|'<s> |\['id'\] > 0": "words of its test models",
+    r"startswith\('b'\)|\.gguf|\badaptive_": "its build and options",
+    r"\bserver\.(n_predict|n_slots|n_ctx|seed)\b": "its build and options",
     r"content('\])? is None": "an empty content in the first part of a stream, which OpenAI's has too",
     r"llama-test-model|\bfinish_reason ==|== finish_reason\b": "its model's name and length of answers",
     r"completion_probabilities'\]\) == 1": "a part of a stream may hold several tokens",
     r"status_code == 500": "a bad request is 400 here",
+    r"exceed_context_size_error|\['n_ctx'\]|\['n_prompt_tokens'\]": "its error of a context that is exceeded",
+    r"'too large' in|'exceeds the available context size' in": "words of its errors",
 }
 
 

@@ -18,6 +18,7 @@ _SLOTS = "slots are of the workers: no client sees them"
 _OWN_METRICS = "its own metrics' names and headers"
 _PROGRESS = "progress of a prompt is not told: OpenAI's streams have no such part"
 _SAMPLED = "log-probabilities are those before sampling"
+_ORIGINS = "which origins may call is set for a gateway, not by a request"
 _MIXED = "token ids and texts within one prompt"
 SKIPS = {
     "test_basic.py::test_server_models": "it serves one model alone",
@@ -27,7 +28,6 @@ SKIPS = {
     "test_chat_completion.py::test_return_progress*": _PROGRESS,
     "test_compat_oai_responses.py::test_responses_stream_with_llama_telemetry": _PROGRESS,
     "test_metrics.py::test_metrics_timings_on_prompt_progress": _PROGRESS,
-    "test_chat_completion.py::test_verbose_debug": "__verbose is its debugging",
     "test_completion.py::test_completion_parallel_slots*": _SLOTS,
     "test_completion.py::test_cancel_request": _SLOTS,
     "test_metrics.py::test_metrics_slots_idle_after_completion": _SLOTS,
@@ -38,6 +38,13 @@ SKIPS = {
     "test_completion.py::test_completion_with_tokens_input": _MIXED,
     "test_ignore_eos.py::test_ignore_eos_*logit_bias": "how it keeps ignore_eos inside",
     "test_metrics.py::*": _OWN_METRICS,
+    "test_security.py::test_access_static_assets_without_api_key": "files of its own page",
+    "test_security.py::test_cors_options*": "any origin may call, without credentials: none is repeated",
+    "test_security.py::test_cors_origins*": _ORIGINS,
+    "test_security.py::test_local_media_file*": "no file of the server's is read",
+    "test_embedding.py::test_embedding_pooling_none*": "a vector for each token",
+    "test_vision_api.py::test_vision_embeddings*": "a model that both embeds and sees",
+    "test_ctx_shift.py::test_ctx_shift_enabled": "no context is shifted",
 }
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Dict, List, Literal, Optional, Set, Tuple, Union  # noqa: UP035
@@ -65,7 +65,7 @@ _HARMLESS = {
 class ServerResponse:
     """An answer."""
 
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     status_code: int
     body: Any
 
@@ -127,11 +127,16 @@ class ServerProcess:
             method, URL + path, headers=self._headers(headers), json=self._settled(path, data), **options
         )
         made = ServerResponse()
-        made.headers, made.status_code = dict(answer.headers), answer.status_code
+        made.headers, made.status_code = answer.headers, answer.status_code
         try:
             made.body = answer.json()
         except ValueError:
             made.body = answer.text
+        if path.endswith("/chat/completions") and answer.ok and data.get("verbose", self.debug):
+            # Its debugging tells the prompt, which is asked for here.
+            asked = self._settled(path, data)
+            rendered = requests.post(URL + "/apply-template", json=asked, headers=_BEARER, timeout=TIMEOUT_S)
+            made.body["__verbose"] = rendered.json()
         print(method, path, answer.status_code, str(made.body)[:2000])
         return made
 
@@ -171,6 +176,9 @@ class ServerProcess:
             return data
         if self.model:
             data = {**data, "model": self.model}
+        if "thinking" in data and self.model_hf_repo in STAND_INS:
+            # Ours would end its answer with the thought.
+            data = {**data, "thinking": {**data["thinking"], "budget_tokens": 8}}
         if self.reasoning in ("on", "off"):
             data = {**data, "enable_thinking": self.reasoning == "on"}
         if path == "/completion":

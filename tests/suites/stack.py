@@ -69,10 +69,10 @@ def _on_demand(model: Path, folder: Path) -> dict[str, dict[str, str]]:
     gaps = {f"tokenizer.ggml.fim_{name}_token_id": last + i for i, name in enumerate(("pre", "suf", "mid"))}
     small = {f"{architecture}.context_length": SMALL_CONTEXT}
     return {
-        "chat": {"path": str(model)},
+        "chat": {"path": str(model.resolve())},
         "picture": {"path": str(_written(folder / "picture.png", picture()))},
         "vision": {
-            "path": str(model),
+            "path": str(model.resolve()),
             "mmproj_path": str(_written(folder / "projector.gguf", tiny_projector(width).data())),
         },
         "small": {"path": str(_written(folder / "small.gguf", changed(model, small)))},

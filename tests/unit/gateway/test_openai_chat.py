@@ -306,6 +306,26 @@ def test_a_function_without_parameters_takes_no_arguments(function: dict[str, An
     assert template_tools(asked.tools)[0]["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
+@pytest.mark.parametrize(
+    ("more", "is_none"),
+    [
+        ({}, True),
+        ({"title": "fArguments", "required": [], "$schema": "http://json-schema.org/draft-07/schema#"}, True),
+        ({"additionalProperties": {"type": "string"}}, False),
+        ({"required": ["a"]}, False),
+        ({"patternProperties": {"^a$": {}}}, False),
+    ],
+)
+def test_a_function_whose_list_of_properties_is_empty_takes_no_arguments(
+    more: dict[str, Any], is_none: bool
+) -> None:
+    schema = {"type": "object", "properties": {}, **more}
+    (made,) = tool_use_of(
+        request(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    ).functions
+    assert (made.parameters == NO_ARGUMENTS) is is_none
+
+
 def test_a_schema_that_was_seen_before_is_refused_in_its_own_place() -> None:
     bad = {"type": "object", "properties": {"x": {"uniqueItems": True}}}
     strict = {"name": "g", "parameters": bad, "strict": True}

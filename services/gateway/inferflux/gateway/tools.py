@@ -22,6 +22,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 _NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'
+_SAYING_NOTHING = {"type", "properties", "required", "title", "description", "$schema"}
 _MODES = frozenset(inference_pb2.ToolChoiceMode.values())
 # Schemas of functions that are read already, and the longest of them.
 _MOST_REMEMBERED, _MOST_REMEMBERED_CHARS = 1024, 4 << 10
@@ -192,9 +193,18 @@ def _arguments(text: str) -> Schema:
     if value is None and text.strip() != "null":
         schemas.read_schema(text, is_arguments=True)  # which may say why
         raise InvalidArgument("the schema is no JSON, or nested too deeply", reason="BAD_SCHEMA")
-    if value is None or value == {}:
+    if _names_none(value):
         return Schema(_NO_ARGUMENTS, _NO_ARGUMENTS)
     return schemas.read_schema(text, is_arguments=True)
+
+
+def _names_none(value: Any) -> bool:
+    """Whether a schema says that there are no arguments: by nothing, or, as pydantic, zod and MCP servers do,
+    by an empty list of properties."""
+    if not value:
+        return value is None or value == {}
+    is_bare = isinstance(value, dict) and value.keys() <= _SAYING_NOTHING and not value.get("required")
+    return is_bare and value.get("properties") == {}
 
 
 # An agent sends the same tools with every request.

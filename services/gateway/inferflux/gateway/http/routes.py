@@ -94,6 +94,7 @@ ALIASES = {
     _without_v1(rule): rule
     for rule in (CHAT, LLAMA_CHAT_TOKENS, RESPONSES, EMBEDDINGS, RERANK, LIST_MODELS, TRANSCRIPTIONS)
 } | {replace(RERANK, path=path): RERANK for path in ("/v1/reranking", "/reranking")}
+ALIASES[replace(LLAMA_COMPLETION, path="/completions")] = LLAMA_COMPLETION
 
 # They are on the page of HTTP, and not in the OpenAPI document, which says of each thing one way to call it.
 UNDESCRIBED = (
