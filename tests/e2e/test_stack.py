@@ -114,7 +114,8 @@ async def test_a_taken_port_is_named_and_nothing_starts(
         result = await run("up", "--model", str(demo_model), *ANY_PORTS, "--gateway-port", port, env=env)
     assert result.returncode == 1
     assert result.stderr == (
-        f"inferctl: port {port} is taken: choose another with --gateway-port (0 takes any free one)\n"
+        f"inferctl: port {port} is taken: choose another with --gateway-port (0: any free one), "
+        "or --free-ports\n"
     )
     assert marked(state_dir) == []
 

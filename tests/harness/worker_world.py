@@ -262,6 +262,7 @@ class ScriptedEngine:
 
     sent: deque[engine_pb2.EngineCommand] = field(default_factory=deque)
     killed_for: str = ""
+    pid: int | None = None
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
         self.sent.append(engine_pb2.EngineCommand.FromString(command.SerializeToString()))

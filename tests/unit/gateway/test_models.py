@@ -219,7 +219,12 @@ EMBEDDING = model_pb2.MODEL_ROLE_EMBEDDING
 GENERATION = model_pb2.MODEL_ROLE_GENERATION
 
 
-def serving(*models: str, takes_any_name: bool, role: int = GENERATION) -> ModelRegistry:
+def serving(
+    *models: str,
+    takes_any_name: bool,
+    role: int = GENERATION,
+    state: scheduler_pb2.WorkerState.ValueType = READY,
+) -> ModelRegistry:
     """A registry that has listened for long enough."""
     connected = SimpleNamespace(check_connection=lambda: asyncio.sleep(0))
     registry = ModelRegistry(
@@ -230,7 +235,7 @@ def serving(*models: str, takes_any_name: bool, role: int = GENERATION) -> Model
     )
     registry._listening_since = -10.0
     for i, name in enumerate(models):
-        status = beat(f"w{i}", name)
+        status = beat(f"w{i}", name, state=state)
         status.models[0].role = role  # type: ignore[assignment]
         registry.table.note(status, 0.0)
     return registry
@@ -245,6 +250,12 @@ async def test_the_only_model_is_meant_without_a_name_and_by_any_name_where_that
     meant = name if name and not takes_any_name else "only"
     assert await registry.meant(name, GENERATION) == meant
     assert await registry.meant("only", GENERATION) == "only"
+
+
+@pytest.mark.parametrize("name", ["", "gpt-4o"])
+async def test_a_model_whose_worker_is_not_ready_is_meant_too(name: str) -> None:
+    registry = serving("only", takes_any_name=True, state=scheduler_pb2.WORKER_STATE_LOADING)
+    assert await registry.meant(name, GENERATION) == "only"
 
 
 async def test_an_unknown_name_means_nothing_beside_several_models() -> None:

@@ -111,8 +111,8 @@ def _all_taken(ports: Mapping[str, int]) -> str:
     """All at once: where one stack runs already, another one lacks each of its ports."""
     flags, numbers = ", ".join(ports), ", ".join(map(str, ports.values()))
     if len(ports) == 1:
-        return f"port {numbers} is taken: choose another with {flags} (0 takes any free one)"
-    return f"ports {numbers} are taken: choose others with {flags} (0 takes any free one)"
+        return f"port {numbers} is taken: choose another with {flags} (0: any free one), or --free-ports"
+    return f"ports {numbers} are taken: choose others with {flags} (0: any free one), or --free-ports"
 
 
 def _http_port(asked: int | None, taken: set[int]) -> int:

@@ -15,6 +15,7 @@ _NEVER_CONNECTED = (*_NO_ANSWER, "DNS resolution", "errors resolving")
 _LOST = (
     *("Stream removed", "Socket closed", "Connection reset", "Broken pipe", "Connection timed out"),
     *("recvmsg", "sendmsg", "keepalive", "ping timeout", "GOAWAY", "transport is closing"),
+    "Too many pings",
 )
 # What gRPC says of servers that speak something else, and what we say.
 _OTHER_LANGUAGES = {

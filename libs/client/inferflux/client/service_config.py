@@ -55,7 +55,7 @@ OWN_SERVICE_CONFIG = _config(with_generations=False)
 """Of this package's clients, which know more than gRPC of when a request may be sent again."""
 
 # A gateway whose host is gone says nothing. It is given up 5 s after something was sent to it, a ping at the
-# latest, so that its streams are resumed within their window. Gateways allow a ping every 10 s.
+# latest, so that its streams are resumed within their window. Gateways allow a ping every 3 s.
 _PINGS = {"grpc.keepalive_time_ms": 12_000, "grpc.keepalive_timeout_ms": 5_000}
 
 # A gateway closes a connection without calls after 10 s. With addresses in turns gRPC makes a closed one anew

@@ -268,7 +268,10 @@ class ModelRegistry:
             return name or self.resolve("")
         wanted = name_of(role)
         models = [model for model in await self.all_models() if name_of(model.card.role) == wanted]
-        served = [model.card.name for model in models if model.workers]
+        # A model whose only engine is being started again is served by none: its requests wait.
+        served = [model.card.name for model in models if model.workers] or [
+            model.card.name for model in models if self._card(model.card.name) is not None
+        ]
         if len(served) == 1:
             return served[0]
         if not name:

@@ -56,6 +56,8 @@ class ModelCards(Protocol):
 
     async def settled(self) -> None: ...
 
+    async def meant(self, name: str, role: model_pb2.ModelRole.ValueType) -> str: ...
+
     async def choose(self, name: str) -> tuple[str, str]: ...
 
     async def card(self, name: str) -> model_pb2.ModelCard: ...
@@ -413,6 +415,8 @@ class Pipeline:
         Args:
             adapter: that is asked for beside the name.
         """
+        if not name:
+            name = await self._models.meant("", model_pb2.MODEL_ROLE_GENERATION)
         if self._models.is_split(name):
             await self._models.settled()
             name = self._models.split_for(name, caller)

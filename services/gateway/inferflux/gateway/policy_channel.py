@@ -15,7 +15,7 @@ from inferflux.common.tls import ClientTls, TlsFiles
 # A connection on which a ping is not answered for this long is given up.
 _SILENCE_MS = 2_000
 # Each call goes to the next one of those that can be connected to. One that stands still is noticed soon: a
-# share of all calls waits for it. Servers allow a ping every 10 s.
+# share of all calls waits for it. Servers allow a ping every 3 s.
 _OPTIONS: tuple[Option, ...] = (
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
     ("grpc.keepalive_time_ms", PING_EVERY_MS // 3 + 1000),

@@ -7,12 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 from inferflux.common.captured import Captured, cause_in
+from inferflux.common.cpu_time import cpu_s
 from inferflux.common.errors import Unavailable
 from inferflux.common.frames import ParentEnd
 from inferflux.v1 import tokenizer_pb2
@@ -147,7 +147,7 @@ class TokenizerChild:
             answer.set_exception(ProcessGoneError(is_blameless=True))
             return answer
         number = request.id
-        asked = self._unanswered[number] = _Asked(answer, loop.time(), self._cpu_s())
+        asked = self._unanswered[number] = _Asked(answer, loop.time(), cpu_s(self.pid))
         asked.timer = loop.call_later(limit_s, self._look, asked, limit_s)
 
         def settle(done: _Answer) -> None:
@@ -166,12 +166,12 @@ class TokenizerChild:
         if self.is_gone:
             return
         self.is_gone = True
-        cpu_s = self._cpu_s()
+        spent_s = cpu_s(self.pid)
         self._process.kill()
         cause = cause_in(self._stderr.last_lines())
         for asked in list(self._unanswered.values()):
             if not asked.answer.done():
-                worked_s = self._worked_s(asked, cpu_s)
+                worked_s = self._worked_s(asked, spent_s)
                 gone = ProcessGoneError(is_blameless=is_blameless, worked_s=worked_s, cause=cause)
                 asked.answer.set_exception(gone)
         self._on_gone(cause)
@@ -189,24 +189,17 @@ class TokenizerChild:
         if asked.answer.done():
             return
         loop = asyncio.get_running_loop()
-        left_s = limit_s - self._worked_s(asked, self._cpu_s())
+        left_s = limit_s - self._worked_s(asked, cpu_s(self.pid))
         if left_s > 0 and loop.time() - asked.sent_at < _MOST_HELD_UP * limit_s:
             asked.timer = loop.call_later(max(left_s, _LOOK_AGAIN_S), self._look, asked, limit_s)
             return
         asked.answer.set_exception(ProcessLateError(limit_s))
         self.kill(is_blameless=True)
 
-    def _worked_s(self, asked: _Asked, cpu_s: float) -> float:
+    def _worked_s(self, asked: _Asked, spent_s: float) -> float:
         """How long the process has worked since a request came: in CPU time, if that is known."""
         held_s = asyncio.get_running_loop().time() - asked.sent_at
-        return min(held_s, cpu_s - asked.spent_s) if cpu_s else held_s
-
-    def _cpu_s(self) -> float:
-        """Seconds of CPU that the process has spent; 0 where the system does not tell: outside Linux."""
-        try:
-            return time.clock_gettime(~self.pid << 3 | 2)  # clock_getcpuclockid(3)
-        except OSError:
-            return 0.0
+        return min(held_s, spent_s - asked.spent_s) if spent_s else held_s
 
     async def _listen(self) -> None:
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.common import logs
+from inferflux.common.cpu_time import cpu_s
 from inferflux.common.errors import InferFluxError, Unavailable
 from inferflux.common.images import id_of, unpacked
 from inferflux.common.model_roles import embeds
@@ -44,6 +45,8 @@ log = logs.get("worker.model_host")
 class EngineLink(Protocol):
     """What a model needs of its engine process; `EngineHost` has it."""
 
+    @property
+    def pid(self) -> int | None: ...
     def send(self, command: engine_pb2.EngineCommand) -> None: ...
     def kill(self, why: str) -> None: ...
     async def run(self) -> None: ...
@@ -507,7 +510,8 @@ class ModelHost:
         """Kill an engine that should make steps and makes none; it is then started again."""
         while True:
             await until_next(_WATCH_INTERVAL_S)
-            if self._watchdog.is_stuck(has_running=self.residents.has_running):
+            spent_s = cpu_s(self._engine.pid) if self._engine.pid else 0.0
+            if self._watchdog.is_stuck(has_running=self.residents.has_running, cpu_s=spent_s):
                 self._watchdog.progressed()
                 self._metrics.stuck.inc()
                 self._engine.kill(f"the engine made no step for {self._options.stuck_s:g} s and was killed")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+# Of an interval. An engine that spends less stands still; one that spends more, and not all, is held up.
+_IDLE = 0.02
+
 
 class Watchdog:
     """Notices that an engine should make steps and makes none.
 
     It counts calls, not seconds of a clock: while the worker itself stands still, it reads no reports, and
-    the engine is not to blame.
+    the engine is not to blame. Of an engine that a busy machine holds up it counts the CPU time.
 
     Args:
         limit_s: longest time without a step while requests run, in seconds; 0 for no limit.
@@ -18,15 +21,22 @@ class Watchdog:
         self._limit_s = limit_s
         self._interval_s = interval_s
         self._silent_s = 0.0
+        self._cpu_s = 0.0
 
     def progressed(self) -> None:
         """The engine has reported a step."""
         self._silent_s = 0.0
 
-    def is_stuck(self, *, has_running: bool) -> bool:
-        """Whether it has made no step for too long. To be called every `interval_s`."""
+    def is_stuck(self, *, has_running: bool, cpu_s: float = 0.0) -> bool:
+        """Whether it has made no step for too long. To be called every `interval_s`.
+
+        Args:
+            cpu_s: that the engine has spent since it began; 0: not known.
+        """
+        spent_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
         if not has_running:
             self._silent_s = 0.0
             return False
-        self._silent_s += self._interval_s
+        is_held_up = _IDLE * self._interval_s < spent_s < self._interval_s
+        self._silent_s += spent_s if is_held_up else self._interval_s
         return 0 < self._limit_s < self._silent_s

@@ -48,6 +48,7 @@ class NullEngine:
         self._is_stopping = False
         self._killed_for = ""
         self._is_flush_due = False
+        self.pid: int | None = None
 
     def send(self, command: engine_pb2.EngineCommand) -> None:
         """Pass a command on. Without an engine it is lost, as every resident request is."""
