@@ -108,8 +108,9 @@ class ServerProcess:
             pytest.skip(f"no model here is one for {kind}")
         if template or kind not in MODELS:
             self.__dict__["model"] = _loaded(kind, template)
-        elif kind != "chat":
-            self.__dict__["model"] = MODELS[kind]
+        else:
+            unload()
+            self.__dict__["model"] = "" if kind == "chat" else MODELS[kind]
         OpenAI.model = self.model
 
     def stop(self) -> None:
@@ -181,7 +182,7 @@ class ServerProcess:
             data = {**data, "thinking": {**data["thinking"], "budget_tokens": 8}}
         if self.reasoning in ("on", "off"):
             data = {**data, "enable_thinking": self.reasoning == "on"}
-        if path == "/completion":
+        if path == "/completion" or self.is_small:
             own = {"seed": 42, "n_predict": 64, "ignore_eos": True, "temperature": self.temperature}
             return {name: value for name, value in own.items() if value is not None} | data
         return data
@@ -216,6 +217,7 @@ def _loaded(kind: str, template: str) -> str:
     """The name of a model that was loaded for a case."""
     fields = ON_DEMAND[kind if kind in ON_DEMAND else "chat"]
     name = f"{kind}-{Path(template).stem}".lower() if template else kind
+    unload(but=name)
     if name in loaded:
         return name
     if template:
@@ -232,12 +234,12 @@ def _loaded(kind: str, template: str) -> str:
     return name
 
 
-def unload() -> None:
-    """The stack has its own models alone again: clients of them may leave out the model."""
-    for name in sorted(loaded):
+def unload(*, but: str = "") -> None:
+    """The stack has its own models alone again, and one more: without that clients may leave out the model."""
+    for name in sorted(loaded - {but}):
         answer = _administer("UnloadModel", {"name": name, "forget": True})
         assert answer.status_code == 200, answer.text
-    loaded.clear()
+    loaded.intersection_update({but})
 
 
 def _administer(method: str, message: dict[str, Any]) -> requests.Response:

@@ -115,3 +115,22 @@ def test_what_ended_an_answer_is_told(reason: Any, said: str) -> None:
     answer = CompletionAnswer(Head("1", "demo", 7), body())
     answer.add(0, tokens_pb2.TokenChunk(finished=tokens_pb2.Finished(reason=reason)))
     assert answer.to_json()["stop_type"] == said
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason", "is_truncated"),
+    [
+        ({"n_predict": 3}, LENGTH, False),
+        ({"n_predict": 9}, LENGTH, True),
+        ({"n_predict": -1}, LENGTH, True),
+        ({}, LENGTH, True),
+        ({"n_predict": 9}, STOP, False),
+    ],
+)
+def test_an_answer_that_the_context_ended_is_truncated(
+    asked: dict[str, int], reason: generation_pb2.FinishReason.ValueType, is_truncated: bool
+) -> None:
+    answer = CompletionAnswer(Head("1", "demo", 7), body(**asked))
+    usage = generation_pb2.Usage(prompt_tokens=9, completion_tokens=3)
+    answer.add(0, tokens_pb2.TokenChunk(finished=tokens_pb2.Finished(reason=reason, usage=usage)))
+    assert answer.to_json()["truncated"] is is_truncated

@@ -134,11 +134,17 @@ class _Told:
             "generation_settings": asked,
             "prompt": given.prompt_string if isinstance(given, PromptText) else given,
             "has_new_line": self._has_new_line,
-            "truncated": False,
+            "truncated": self._is_truncated(finished),
             "stop_type": "word" if finished.stop else _STOP_TYPES.get(finished.reason, "none"),
             "stopping_word": finished.stop,
             "timings": timings(finished),
         }
+
+    def _is_truncated(self, finished: tokens_pb2.Finished) -> bool:
+        """Whether the end of the context came before the limit that was asked for."""
+        most = self._body.max_tokens
+        is_short = most is None or most < 0 or finished.usage.completion_tokens < most
+        return finished.reason == generation_pb2.FINISH_REASON_LENGTH and is_short
 
 
 def probabilities(logprobs: Sequence[tokens_pb2.TokenLogprobs]) -> list[Json]:
