@@ -235,7 +235,7 @@ def _loaded(kind: str, template: str) -> str:
 
 
 def unload(*, but: str = "") -> None:
-    """The stack has its own models alone again, and one more: without that clients may leave out the model."""
+    """The stack has its own models and this one: with its own alone, clients may leave out the model."""
     for name in sorted(loaded - {but}):
         answer = _administer("UnloadModel", {"name": name, "forget": True})
         assert answer.status_code == 200, answer.text
