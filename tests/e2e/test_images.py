@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import openai
 import pytest
 from harness.children import ENGINE, child_of
 from harness.client import MODEL, Answer, Client
@@ -267,6 +268,21 @@ async def test_openai_s_client_sends_sounds(stack: Stack) -> None:
         )
     assert made.usage is not None
     assert made.usage.prompt_tokens > AUDIO_TOKENS
+
+
+async def test_openai_s_client_has_a_sound_transcribed(stack: Stack) -> None:
+    async with openai_client(int(stack.http_url.rpartition(":")[2]), stack.api_key) as sdk:
+        create, sound, short = sdk.audio.transcriptions.create, ("a.wav", tone(1.0)), {"max_tokens": 8}
+        made = await create(model=MODEL, file=sound, extra_body=short)
+        text = await create(model=MODEL, file=sound, extra_body=short, response_format="text")
+        with pytest.raises(openai.BadRequestError) as caught:
+            await create(model=MODEL, file=("a.wav", b"no sound"))
+    assert made.usage is not None
+    assert made.usage.type == "tokens"
+    assert made.usage.input_tokens > AUDIO_TOKENS
+    assert 0 < made.usage.output_tokens <= 8
+    assert str(text).strip() == made.text
+    assert caught.value.param == "file"
 
 
 async def test_an_answer_goes_on_after_its_engine_was_killed(stack: Stack, client: Client) -> None:

@@ -58,19 +58,21 @@ async function look() {
   } catch { $('up').className = 'bad'; $('up').textContent = 'It does not answer.'; }
 }
 async function models() {
-  $('models').replaceChildren();
-  if (!key()) { $('note').textContent = 'Enter a key to see the models.'; return; }
-  const answer = await fetch('/v1/models', {headers: headers()});
-  const found = await answer.json();
-  if (!answer.ok) { $('note').textContent = found.error.message; return; }
-  const chats = found.data.filter(m => m.role === 'generation');
-  for (const m of chats) {
+  let chats = [], note = 'Enter a key to see the models.';
+  if (key()) try {
+    const answer = await fetch('/v1/models', {headers: headers()});
+    const found = await answer.json();
+    if (!answer.ok) throw new Error(found.error.message);
+    chats = found.data.filter(m => m.role === 'generation');
+    note = chats.length ? '' : 'No model that chats is served.';
+  } catch (error) { note = error.message; }
+  $('note').textContent = note;
+  $('models').replaceChildren(...chats.map(m => {
     const option = document.createElement('option');
     option.value = m.id;
     option.textContent = m.id + ' (' + m.state + ', ' + m.max_model_len + ' tokens)';
-    $('models').append(option);
-  }
-  $('note').textContent = chats.length ? '' : 'No model that chats is served.';
+    return option;
+  }));
   curl();
 }
 function curl() {
@@ -87,7 +89,8 @@ async function ask() {
   const text = $('text').value.trim();
   if (!text || running) return;
   $('text').value = '';
-  said.push({role: 'user', content: text});
+  const talk = said;
+  talk.push({role: 'user', content: text});
   line('You', text);
   const thought = document.createElement('i'), out = line($('models').value || 'Model', '');
   out.before(thought);
@@ -96,7 +99,7 @@ async function ask() {
   $('stop').disabled = false;
   let answer = '';
   try {
-    const asked = {model: $('models').value || null, messages: said, stream: true, max_tokens: 1024};
+    const asked = {model: $('models').value || null, messages: talk, stream: true, max_tokens: 1024};
     const got = await fetch('/v1/chat/completions',
       {method: 'POST', headers: headers(), signal: running.signal, body: JSON.stringify(asked)});
     if (!got.ok) throw new Error((await got.json()).error.message);
@@ -117,12 +120,14 @@ async function ask() {
         thought.textContent += delta.reasoning_content || '';
         answer += delta.content || '';
         out.textContent = answer;
+        if (part.choices.length && part.choices[0].finish_reason === 'length') line('', '(cut)');
       }
     }
   } catch (error) {
     if (error.name !== 'AbortError') { out.textContent += ' ' + error.message; out.className = 'bad'; }
   }
-  if (answer) said.push({role: 'assistant', content: answer}); else said.pop();
+  if (answer) talk.push({role: 'assistant', content: answer});
+  else { talk.pop(); if (talk === said && !$('text').value) $('text').value = text; }
   running = null;
   $('send').disabled = false;
   $('stop').disabled = true;
@@ -131,7 +136,11 @@ $('key').addEventListener('change', models);
 $('models').addEventListener('change', curl);
 $('send').addEventListener('click', ask);
 $('stop').addEventListener('click', () => running && running.abort());
-$('clear').addEventListener('click', () => { said = []; $('talk').replaceChildren(); });
+$('clear').addEventListener('click', () => {
+  said = [];
+  $('talk').replaceChildren();
+  if (running) running.abort();
+});
 $('text').addEventListener('keydown', e => {
   if (e.key === 'Enter' && !e.shiftKey) { e.preventDefault(); ask(); }
 });
