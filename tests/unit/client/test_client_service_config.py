@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 
 from inferflux.api.channel_options import CHANNEL_OPTIONS, USE_PROXY, with_proxy
 from inferflux.client.following import Patience
@@ -33,7 +35,13 @@ def test_a_gateway_that_says_nothing_is_given_up_within_the_resume_window_and_al
     own, theirs = dict(OWN_OPTIONS), dict(SERVER_OPTIONS)
     ping_ms, answer_ms = int(own["grpc.keepalive_time_ms"]), int(own["grpc.keepalive_timeout_ms"])
     assert ping_ms + answer_ms < Patience().window_s * 1000
-    assert ping_ms > int(theirs["grpc.http2.min_recv_ping_interval_without_data_ms"])
+    assert ping_ms > int(theirs["grpc.http2.min_ping_interval_without_data_ms"])
+
+
+@pytest.mark.parametrize("name", sorted(dict((*SERVER_OPTIONS, *CHANNEL_OPTIONS, *OWN_OPTIONS))))
+def test_grpc_knows_each_option(name: str) -> None:
+    """It ignores those that it does not know."""
+    assert name.encode() + b"\0" in Path(cygrpc.__file__).read_bytes()
 
 
 def test_a_channel_rests_before_the_gateway_closes_its_connection() -> None:

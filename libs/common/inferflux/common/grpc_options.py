@@ -20,7 +20,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients of ours ping every 11 s at the most often. On a busy machine two pings come close together.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_EVERY_MS // 10),
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_EVERY_MS // 10),
     ("grpc.http2.max_pings_without_data", 0),
     # Without this two processes could share a port without either noticing.
     ("grpc.so_reuseport", 0),
@@ -36,7 +36,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
     # burst waits here, and handlers refuse, with a reason.
     ("grpc.server.max_pending_requests", MAX_WAITING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING_CALLS),
-    ("grpc.server.max_unrequested_time_in_server", 120),
+    ("grpc.server_max_unrequested_time_in_server", 120),
     ("grpc.max_allowed_incoming_connections", 1024),
     # A connection that does not speak, and one without calls: strangers may hold all of them. A client's
     # channel connects again by itself when it calls next.
