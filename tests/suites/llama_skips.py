@@ -44,6 +44,7 @@ SKIPS = {
     "test_security.py::test_local_media_file*": "no file of the server's is read",
     "test_embedding.py::test_embedding_pooling_none*": "a vector for each token",
     "test_vision_api.py::test_vision_embeddings*": "a model that both embeds and sees",
+    "test_chat_completion.py::test_chat_template_assistant_prefill[[]prefill1*": "parts are lines here",
     "test_ctx_shift.py::test_ctx_shift_enabled": "no context is shifted",
     "test_ctx_shift.py::test_ctx_shift_disabled_long_prompt": "its prompt is shorter in our vocabulary",
 }
