@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 _WAYS = ("default", "deterministic")
 _KILLED = "killed"
 _FIGURES = (*STATES, _KILLED, "cost")
-_LONG = 1_231
-_ROUNDS = 3
+_SHORT = 64
 
 
 def differing(one: Iterable[Sequence[int]], other: Iterable[Sequence[int]]) -> int:
@@ -55,20 +54,19 @@ def _seconds(
     return first - began, time.process_time() - first
 
 
-def _print_costs(backend: Backend, tokens: int) -> None:
+def _print_costs(backend: Backend, *, long: int, tokens: int, rounds: int) -> None:
     words = [token for prompt in prompts_of(backend, 40, seed=7, words=90) for token in prompt]
-    prompts = [words[i * 128 : (i + 1) * 128] for i in range(8)]
+    prompts = [words[i * _SHORT : (i + 1) * _SHORT] for i in range(8)]
     cases = {
-        f"prompt of {_LONG:,} tokens": ([words[:_LONG]], 1, 0),
-        "prompt of 128": (prompts[:1], 1, 0),
-        "eight prompts of 128": (prompts, 1, 0),
+        f"prompt of {long:,} tokens": ([words[:long]], 1, 0),
+        f"eight prompts of {_SHORT}": (prompts, 1, 0),
         f"one answer of {tokens}": (prompts[:1], tokens, 1),
         f"eight answers of {tokens}": (prompts, tokens, 1),
     }
-    print(f"CPU seconds, deterministic ÷ default, median of {_ROUNDS} (least to most)")
+    print(f"CPU seconds, deterministic ÷ default, median of {rounds} (least to most)")
     for name, (given, n, phase) in cases.items():
         ratios = []
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             default, same = (_seconds(backend, given, n, deterministic=d)[phase] for d in (False, True))
             ratios.append(same / default)
         print(
@@ -88,6 +86,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--words", type=int, default=60, help="most of a prompt")
     parser.add_argument("--tokens", type=int, default=24, help="of each answer")
+    parser.add_argument("--long", type=int, default=1231, help="tokens of a long prompt, for its cost")
+    parser.add_argument("--rounds", type=int, default=3, help="of each cost")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=_WAYS, default=list(_WAYS))
     parser.add_argument("--figures", nargs="+", choices=_FIGURES, default=list(_FIGURES))
@@ -125,7 +125,7 @@ def main() -> int:
             n_broken += n if is_deterministic else 0
             print(f"  {state}: {n}", flush=True)
     if "cost" in asked.figures:
-        _print_costs(backend, asked.tokens)
+        _print_costs(backend, long=asked.long, tokens=asked.tokens, rounds=asked.rounds)
     return 1 if n_broken else 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from harness.gguf_files import text, tiny_model, u32
 from harness.host import HostProcess
+from harness.model_kinds import sliding_window_model
 from harness.projectors import mixed_projector, tiny_projector
 from harness.worker import DEMO_MODEL, batch_item, read_to_end, token_ids
 
@@ -127,6 +128,29 @@ async def test_a_model_is_made_known_loaded_served_unloaded_and_forgotten(
     await shared.until(lambda: set(shared.states) == {DEMO})
     for reply in (await shared.load("tiny"), await shared.forget("tiny"), await shared.unload("tiny")):
         assert (reply.code, reply.reason) == (NOT_FOUND, "UNKNOWN_MODEL")
+
+
+async def test_a_model_that_is_to_be_deterministic_and_cannot_says_so_from_its_load_on(
+    shared: HostProcess, tmp_path: Path
+) -> None:
+    path = sliding_window_model().write(tmp_path / "window.gguf")
+    await shared.register(path, deterministic=True)
+    await shared.load("window")
+    await shared.until_ready("window")
+    found = {path.name: path for path in shared.model("window").card.paths}
+    assert not found["deterministic"].is_on
+    assert "sliding window" in found["deterministic"].reason
+    open_item, other = (batch_item(name, model="window", max_tokens=4) for name in ("open", "other"))
+    failed = (await shared.ask("window", open_item))[-1].failed
+    assert (failed.reason, failed.field) == ("NOT_DETERMINISTIC", "params.deterministic")
+    other.request.params.deterministic = False
+    assert len(token_ids(await shared.ask("window", other))) == 4
+    reply = await shared.register(path, deterministic=False)
+    assert (reply.code, reply.reason) == (ABORTED, "MODEL_LOADED")
+    await shared.unload("window")
+    await shared.until_state("window", REGISTERED)
+    assert (await shared.forget("window")).code == 0
+    await shared.until(lambda: set(shared.states) == {DEMO})
 
 
 async def test_a_file_that_cannot_be_served_is_refused_by_its_field_and_leaves_nothing(
