@@ -16,6 +16,8 @@ from .spelling import Part, spelling_of, ways_of
 from .tape import Markers, Steps, Tape
 
 _TEXT, _GEMMA = generation_pb2.ARGUMENT_STYLE_TEXT, generation_pb2.ARGUMENT_STYLE_GEMMA
+# Llama's models write either.
+_EITHER = {'"parameters":': ['"parameters":', '"arguments":']}
 
 
 @dataclass(slots=True)
@@ -261,7 +263,7 @@ class CallReader:
                 text = (yield from self._tape.taking_until('"', LONGEST)) or ""
                 self._call.id = text if part.text == "id" else self._call.id
                 self._tape.skip(-1)
-            elif not (yield from self._tape.taking(text)):
+            elif not (text := (yield from self._tape.taking_one(_EITHER.get(text, [text])))):
                 return False
             scanner.take(text)
         return True

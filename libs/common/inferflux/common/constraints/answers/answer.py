@@ -359,6 +359,10 @@ class _Answer:
                 continue
             else:
                 terms.append(quoted(name))
+            if self._is_whole and '"parameters"' in rest:
+                other = self._terms(rest.replace('"parameters"', '"arguments"'))
+                terms.append(f"({self._terms(rest)} | {other})")
+                continue
             is_end = is_last and i == len(parts) - 1
             if own_id := _ID_BEHIND_NAME.match(rest):
                 terms.append(f"({self._terms(own_id[0])})?")

@@ -82,6 +82,9 @@ class _Parameters:
         self._is_nested = calls.style == generation_pb2.ARGUMENT_STYLE_NESTED
         # Values that have parameters themselves, by their schema.
         self._nested: dict[str, str] = {}
+        # Rules of other values, by their schema and what is around them; by a schema, its types.
+        self._values: dict[tuple[str, str, str], str] = {}
+        self._groups: dict[str, Mapping[str, Sequence[Schema]]] = {}
 
     def of(self, schema: Schema) -> str:
         return self._members(schema, Root(schema))
@@ -93,17 +96,28 @@ class _Parameters:
 
     def _parameter(self, key: str | None, schema: Any, root: Root) -> str:
         """All ways to write it: for each type of a union one, where the syntax names the type."""
-        alternatives = list(root.alternatives(schema))
-        types = list(dict.fromkeys(kind for one in alternatives for kind in types_of(one)))
-        if len(types) > 1 and re.search(r"\$(type|is_string)", self._calls.parameter):
-            groups = {k: [_narrowed(one, k) for one in alternatives if k in types_of(one)] for k in types}
-        else:
-            groups = {types[0] if len(types) == 1 else "string": alternatives}
+        groups = self._groups_of(schema, root)
         names = [(kind, kind, group) for kind, group in groups.items()]
         # Some templates call every number so.
         names += [("number", kind, group) for kind, group in groups.items() if kind == "integer"]
         written = dict.fromkeys(self._one(key, *one, root) for one in names)
         return f"({' | '.join(written)})" if len(written) > 1 else next(iter(written))
+
+    def _groups_of(self, schema: Any, root: Root) -> Mapping[str, Sequence[Schema]]:
+        """What a schema allows, by the type that the syntax names; of texts where it names none."""
+        key = json.dumps(schema)
+        if (known := self._groups.get(key)) is not None:
+            return known
+        alternatives = list(root.alternatives(schema))
+        types = list(dict.fromkeys(kind for one in alternatives for kind in types_of(one)))
+        groups: dict[str, Sequence[Schema]]
+        if len(types) > 1 and re.search(r"\$(type|is_string)", self._calls.parameter):
+            groups = {k: [_narrowed(one, k) for one in alternatives if k in types_of(one)] for k in types}
+        else:
+            groups = {types[0] if len(types) == 1 else "string": alternatives}
+        if '"$ref"' not in key:
+            self._groups[key] = groups
+        return groups
 
     def _one(self, key: str | None, named: str, kind: str, group: Sequence[Schema], root: Root) -> str:
         """A parameter of one type, or of several that look alike.
@@ -127,8 +141,18 @@ class _Parameters:
         lead = between[len(between.rstrip()) :]
         begin = self._lark.exact(before.strip())
         terms = (self._lark.blanks(), begin, name, self._lark.loose(between.rstrip()))
-        value = self._value(group, root, lead, after.replace("$key", key or ""))
+        value = self._known_value(group, root, lead, after.replace("$key", key or ""))
         return " ".join(filter(None, [*terms, value, tail]))
+
+    def _known_value(self, group: Sequence[Schema], root: Root, lead: str, end: str) -> str:
+        """The rule of a value, one for all that are alike."""
+        text = json.dumps(group)
+        if '"$ref"' in text or self._is_nested:  # whose end has its name
+            return self._value(group, root, lead, end)
+        key = (text, lead, end)
+        if key not in self._values:
+            self._values[key] = self._lark.shared("value", self._value(group, root, lead, end))
+        return self._values[key]
 
     def _value(self, group: Sequence[Schema], root: Root, lead: str, end: str) -> str:
         """A value, and what is after it.

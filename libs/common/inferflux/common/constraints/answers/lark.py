@@ -69,6 +69,9 @@ class Lark:
         # By what rules are.
         self._names: dict[str, str] = {}
         self._n_fresh = 0
+        # Terminals of markers: most come again and again.
+        self._exact: dict[str, str] = {}
+        self._loosened: dict[str, str] = {}
 
     def text(self) -> str:
         return "\n".join(["%llguidance {}", *self._rules]) + "\n"
@@ -113,17 +116,25 @@ class Lark:
 
     def exact(self, text: str) -> str:
         """Terminals of exactly this text; "" for none."""
-        return _joined(f"<[{p}]>" if isinstance(p, int) else quoted(p) for p in self.pieces(text))
+        made = self._exact.get(text)
+        if made is None:
+            pieces = self.pieces(text)
+            made = _joined(f"<[{p}]>" if isinstance(p, int) else quoted(p) for p in pieces)
+            self._exact[text] = made
+        return made
 
     def loose(self, text: str) -> str:
         """Terminals of this text, whose blanks may be others."""
+        if (known := self._loosened.get(text)) is not None:
+            return known
         made = ""
         for piece, following in itertools.zip_longest(cut := self._cut(text), cut[1:], fillvalue=("", None)):
-            text, token = piece
+            mark, token = piece
             # A control token is a marker by itself, unless readers take it together with what follows.
-            is_apart = token is not None and following[0] and markers(text + following[0])[0].text == text
-            term = self._loose(text if token is None else token)
+            is_apart = token is not None and following[0] and markers(mark + following[0])[0].text == mark
+            term = self._loose(mark if token is None else token)
             made = _joined([made, term, self.blanks() if is_apart else ""])
+        self._loosened[text] = made
         return made
 
     def last(self, text: str) -> str:
@@ -142,8 +153,8 @@ class Lark:
         return _joined([f"/{pattern}/", *(self._loose(piece) for piece in rest)])
 
     def blanks(self) -> str:
-        """Some blanks, or none."""
-        return self.shared("BLANKS", r"/[ \t\n]{1,16}/") + "?"
+        """Some blanks, or none. A rule: an option is a symbol of the grammar, which has 65,000 at most."""
+        return self.shared("blanks", self.shared("BLANKS", r"/[ \t\n]{1,16}/") + "?")
 
     def until(self, marker: str, *, head: str = "") -> str:
         """Any text up to a marker, and the marker.
