@@ -40,6 +40,7 @@ RECORDED = {
     "kimi/k2i-vllm-empty-tool-section": "calls that are none",
     "kimi/k2i-vllm-content-after-tool-section": "content behind calls",
     "kimi/k3-bug-response-only-completion": "no end of an open thought",
+    "kimi/k3-vllm-call-thinking-disabled": "an argument of a function that takes none",
     "kimi/k3-control-marker-text-in-value": "the end of a value within it, as text",
     "llama/l3-meta-python-tag-type-function": "another key before the name",
     "llama/l3-sglang-text-before-python-tag": "content before a call that is the whole answer",
