@@ -248,7 +248,12 @@ def up(
     ] = None,
     chat_template: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A chat template in place of the model's own."),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A chat template in place of the model's own.",
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
