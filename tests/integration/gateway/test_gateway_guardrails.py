@@ -161,7 +161,7 @@ async def test_an_answer_ends_before_what_is_blocked_and_its_job_is_cancelled(
     tenant: Tenant, backend: Backend, window_s: int
 ) -> None:
     await tenant.hold("4 5", guards_stream=True)
-    request_id = f"guard-stream-{window_s}"
+    request_id = f"guard-stream-{window_s}-{tenant.name}"  # another one at a second try
     stream = tenant.client.generate(request_id, resume_window_s=window_s)
     await say(backend, request_id, 8)
     chunks = await stream.rest()
