@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -80,11 +81,20 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [user(role="")]}, "messages[0].role"),
     ({"messages": [user("x" * (5 << 20))]}, "messages"),
     ({"messages": [user("x " * 20_000)]}, "messages"),
-    ({"model": ""}, "model"),
     ({"model": "x" * 1000}, "model"),
     ({"priority": 101}, "priority"),
     ({"priority": -(2**31)}, "priority"),
 ]
+
+
+async def test_without_a_name_the_only_model_is_meant(client: Client, backend: Backend) -> None:
+    request_id = f"unnamed-{uuid.uuid4().hex[:8]}"
+    stream = client.generate(request_id, model="")
+    if len(await client.model_names()) == 1:
+        await backend.finish(await backend.job(request_id), n=1)
+        await stream.rest()
+    else:  # other tests serve models too
+        assert (await stream.error()).field == "model"
 
 
 @pytest.mark.parametrize(("fields", "field"), BAD_CHATS, ids=range(len(BAD_CHATS)))
