@@ -50,7 +50,7 @@ def _in_steps(context: Context, tokens: Tokens, steps: Iterable[tuple[int, int]]
 
 
 def _decoded(context: Context, tokens: Tokens, others: int) -> Logits:
-    """The last tokens one by one, beside a token of each of so many sequences that came before."""
+    """The last tokens one by one, beside a token of each sequence that came before."""
     from inferflux.worker.engine.context import Run
 
     context.clear()

@@ -91,7 +91,7 @@ class Serving:
                 self._free.append(self._slots.pop(ended.key))
 
     def run_to(self, names: Iterable[str], tokens: int) -> None:
-        """Step until each of these requests has so many tokens."""
+        """Step until each of these requests has this many tokens."""
         names = list(names)
         self.run(lambda: all(len(self.answers[name]) >= tokens for name in names))
 

@@ -19,7 +19,7 @@ from inferflux.v1 import model_pb2
 from tools.minilm import minilm_folder
 
 _WAIT_S = 300.0
-# A busy machine keeps nobody waiting in vain.
+# For a busy machine.
 _PATIENT = {"INFERFLUX_GATEWAY_POLICY_TIMEOUT_S": "30", "INFERFLUX_POLICY_STORE_TIMEOUT_S": "10"}
 # Tokens: of the model with a small one.
 SMALL_CONTEXT = 256

@@ -94,7 +94,9 @@ async def test_without_a_name_the_only_model_is_meant(client: Client, backend: B
         await backend.finish(await backend.job(request_id), n=1)
         await stream.rest()
     else:  # other tests serve models too
-        assert (await stream.error()).field == "model"
+        error = await stream.error()
+        assert isinstance(error, InvalidArgument)
+        assert error.field == "model"
 
 
 @pytest.mark.parametrize(("fields", "field"), BAD_CHATS, ids=range(len(BAD_CHATS)))

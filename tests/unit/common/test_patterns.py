@@ -186,3 +186,8 @@ def test_counts_that_multiply_beyond_what_masks_hold_are_left_to_the_check_or_re
     assert "{1,99}" not in read.enforced
     with pytest.raises(InvalidArgument, match=r"pattern \(#/properties/x\)"):
         refuse_unenforced(read.unenforced)
+
+
+def test_a_count_of_thousands_of_digits_is_none() -> None:
+    with pytest.raises(PatternError):
+        portable("x{1," + "9" * 5000 + "}")

@@ -59,6 +59,19 @@ def test_of_two_images_the_one_of_the_thread_that_aborts_is_to_blame(file: Captu
         encoder.join()
 
 
+def test_a_step_beside_an_encoding_leaves_it_open_which_is_to_blame(file: Captured) -> None:
+    note = ImageNote(file.fileno())
+    with note.encoding("encoded"):
+        with note.stepping():
+            assert noted_in(file.read()) == ""
+            with note.decoding("encoded"):
+                assert noted_in(file.read()) == "encoded"
+            assert noted_in(file.read()) == ""
+        assert noted_in(file.read()) == "encoded"
+    with note.stepping():
+        assert noted_in(file.read()) == ""
+
+
 def test_an_engine_without_a_worker_notes_nothing() -> None:
     with ImageNote().encoding("one"):
         pass

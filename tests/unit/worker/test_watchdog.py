@@ -37,6 +37,12 @@ def test_an_engine_that_is_held_up_is_given_the_time() -> None:
     assert told[20]
 
 
+def test_an_engine_is_not_held_up_for_ever() -> None:
+    watchdog = Watchdog(2.0, 0.5)
+    told = [watchdog.is_stuck(has_running=True, cpu_s=0.02 * i) for i in range(1, 22)]
+    assert told == [False] * 20 + [True]
+
+
 def test_an_engine_that_stands_still_or_has_all_of_a_core_is_not_held_up() -> None:
     for each_s in (0.0, 0.009, 0.5, 0.9):
         watchdog = Watchdog(2.0, 0.5)

@@ -17,7 +17,7 @@ from inferflux.common.errors import Unavailable
 from inferflux.common.frames import ParentEnd
 from inferflux.v1 import tokenizer_pb2
 
-# A busy machine may hold a process up, but for no more than so many times its limit.
+# The most that a busy machine may hold a process up, in limits.
 _MOST_HELD_UP = 5
 _LOOK_AGAIN_S = 0.05
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # Of an interval. An engine that spends less stands still; one that spends more, and not all, is held up.
 _IDLE = 0.02
+# The most that it may be held up, in limits.
+_MOST_HELD_UP = 5
 
 
 class Watchdog:
@@ -20,12 +22,12 @@ class Watchdog:
     def __init__(self, limit_s: float, interval_s: float) -> None:
         self._limit_s = limit_s
         self._interval_s = interval_s
-        self._silent_s = 0.0
+        self._silent_s = self._held_up_s = 0.0
         self._cpu_s = 0.0
 
     def progressed(self) -> None:
         """The engine has reported a step."""
-        self._silent_s = 0.0
+        self._silent_s = self._held_up_s = 0.0
 
     def is_stuck(self, *, has_running: bool, cpu_s: float = 0.0) -> bool:
         """Whether it has made no step for too long. To be called every `interval_s`.
@@ -35,8 +37,9 @@ class Watchdog:
         """
         spent_s, self._cpu_s = cpu_s - self._cpu_s, cpu_s
         if not has_running:
-            self._silent_s = 0.0
+            self.progressed()
             return False
         is_held_up = _IDLE * self._interval_s < spent_s < self._interval_s
         self._silent_s += spent_s if is_held_up else self._interval_s
-        return 0 < self._limit_s < self._silent_s
+        self._held_up_s += self._interval_s
+        return 0 < self._limit_s < max(self._silent_s, self._held_up_s / _MOST_HELD_UP)

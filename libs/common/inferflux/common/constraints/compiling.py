@@ -37,6 +37,8 @@ _JSON_OPTIONS: Any = {
 _UNSATISFIABLE = "Unsatisfiable schema: "
 # Of a parser's state. Of an object's optional properties each has four, and 64 KiB hold some 3,000 of them.
 _MOST_ITEMS = 20_000
+# Functions that are compiled one by one to find the one at fault.
+_MOST_TRIED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,8 @@ def why_failed(matcher: LLMatcher) -> str:
 
 
 def _culprit(constraint: generation_pb2.StructuredConstraint, tokenizer: LLTokenizer) -> str:
-    """Name the function whose parameters do not compile, and say why; "" if each of them does."""
-    for function in constraint.tool_calls.functions:
+    """Name the function whose parameters do not compile, and say why; "" if none is found."""
+    for function in constraint.tool_calls.functions[:_MOST_TRIED]:
         grammar = LLMatcher.grammar_from_json_schema(function.parameters, overrides=_JSON_OPTIONS)
         alone = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
         if alone.is_error():

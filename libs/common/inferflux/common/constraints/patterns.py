@@ -38,6 +38,7 @@ _PROPERTY = re.compile(r"[pP]\{[A-Za-z0-9_=]+\}")
 _GROUP = re.compile(r"\((?:\?(?:(?P<look><?[=!])|:|<[A-Za-z_$][\w$]*>|(?P<flags>)))?")
 _COUNT = re.compile(r"[*+?]|\{(?P<least>[0-9]+)(?:,(?P<most>[0-9]*))?\}")
 # Without a meaning of its own in any syntax.
+_MOST_DIGITS = 9
 _PLAIN = re.compile(r"[^\[\]\\.(){}|^$*+?]+")
 _MOST_NESTED = 100
 
@@ -179,6 +180,8 @@ class _Reader:
             raise PatternError("a count of nothing")
         self._is_countable = False
         self._at = found.end()
+        if max(map(len, found.groups(default=""))) > _MOST_DIGITS:
+            raise PatternError("a count of too many digits")
         if found["most"] and int(found["most"]) < int(found["least"]):
             raise PatternError("a count in the wrong order")
         if self._text.startswith("?", self._at):

@@ -26,7 +26,7 @@ Shape = tuple[int, int] | int
 TEXT, IMAGE, AUDIO = 0, 1, 2
 _MARKER = b"<__inferflux_image__>"
 _SAMPLE_BYTES, _PIXEL_BYTES = 4, 3
-# An image is long whose one side is so many times the other.
+# An image is long from this ratio of its sides on.
 _LONG = 64
 _FLASH_ATTENTION = {True: 1, False: 0}
 

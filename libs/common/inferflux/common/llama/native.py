@@ -73,8 +73,8 @@ def _name_aborts(bindings: Any) -> None:
     """Have a failed assertion say so in one line of stderr before it ends the process."""
 
     def tell(message: bytes) -> None:
-        for hear in on_abort:
-            hear()
+        for listener in on_abort:
+            listener()
         where_and_what = message.decode("utf-8", "replace").rpartition("/vendor/")[2]
         os.write(2, f"{ABORTED}{one_line(where_and_what)}\n".encode())
 

@@ -13,7 +13,7 @@ from inferflux.v1 import inference_pb2
 _DETAILS = frozenset({"", "auto", "low", "high"})
 _FORMATS = frozenset({"", "wav", "mp3"})
 _DATA = "data:"
-_OF_URLS = str.maketrans("-_", "+/")
+_OF_URLS = bytes.maketrans(b"-_", b"+/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def from_base64(text: str, *, field: str, reason: str = "") -> bytes:
         InvalidArgument: it is not base64.
     """
     try:
-        return base64.b64decode("".join(text.split()).translate(_OF_URLS), validate=True)
+        return base64.b64decode(text.encode("ascii").translate(_OF_URLS, b" \t\r\n"), validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument(f"{field}: it is not base64", field=field, reason=reason) from None
 

@@ -374,7 +374,8 @@ class Engine:
         planned = clock.monotonic_s()
         self._make_room(plan)
         try:
-            logits = self._backend.decode(plan, lambda: self._is_interrupted(plan))
+            with self._images.stepping():
+                logits = self._backend.decode(plan, lambda: self._is_interrupted(plan))
         except Interrupted:
             self._steps.interrupted()
             return

@@ -14,6 +14,8 @@ from typing import Final
 
 _LENGTH: Final = 96
 _ENCODING, _DECODING = 0, _LENGTH
+# Of a step that computes no cells of an image now. No image has this name.
+_STEP: Final = "-"
 
 
 class ImageNote:
@@ -26,27 +28,38 @@ class ImageNote:
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
         self._encoder: int | None = None
+        # What the main thread computes besides cells of images.
+        self._between = ""
 
     @contextmanager
     def encoding(self, name: str) -> Iterator[None]:
         """Within, the calling thread encodes the image `name`."""
         self._encoder = threading.get_ident()
-        with self._noted(name, _ENCODING):
+        self._write(name, _ENCODING)
+        try:
             yield
+        finally:
+            self._write("", _ENCODING)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Within, the main thread computes a step, which may be to blame as well as an image."""
+        self._between = _STEP
+        self._write(_STEP, _DECODING)
+        try:
+            yield
+        finally:
+            self._between = ""
+            self._write("", _DECODING)
 
     @contextmanager
     def decoding(self, name: str) -> Iterator[None]:
         """Within, the main thread has the model compute cells of the image `name`."""
-        with self._noted(name, _DECODING):
-            yield
-
-    @contextmanager
-    def _noted(self, name: str, at: int) -> Iterator[None]:
-        self._write(name, at)
+        self._write(name, _DECODING)
         try:
             yield
         finally:
-            self._write("", at)
+            self._write(self._between, _DECODING)
 
     def on_abort(self) -> None:
         """The calling thread aborts: what the other one computes is not to blame. llama.cpp's own threads,
@@ -63,7 +76,8 @@ class ImageNote:
 
 
 def noted_in(data: bytes) -> str:
-    """The one image of a dead engine's note; "" where there is none, or it may be either of two."""
+    """The one image of a dead engine's note; "" where there is none, or another one or a step may be to
+    blame."""
     names = {data[at : at + _LENGTH].rstrip(b"\0").decode() for at in (_ENCODING, _DECODING)}
     names.discard("")
-    return names.pop() if len(names) == 1 else ""
+    return names.pop() if len(names) == 1 and _STEP not in names else ""

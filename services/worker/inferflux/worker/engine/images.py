@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as Several
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -191,6 +192,10 @@ class Images:
                 _settle(span, runs)
             if spans:
                 self._keep(spans[0].id, runs)
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Within, a step is computed, which may end the engine while an image is encoded."""
+        return nullcontext() if self._encoder is None else self._note.stepping()
 
     def write_stats(self, stats: engine_pb2.StepStats) -> None:
         """Write what happened since the last call, and what is kept."""

@@ -58,9 +58,9 @@ def is_served(tool: ToolBody) -> bool:
 def _pattern(form: CustomFormat | None) -> str:
     """The expression that the whole text matches; empty where there is none."""
     grammar = (form.grammar or form) if form is not None and form.type == "grammar" else None
-    if grammar is None or grammar.syntax != "regex":
+    if grammar is None or grammar.syntax != "regex" or not grammar.definition:
         return ""
-    return f"^(?:{grammar.definition or ''})$"
+    return f"^(?:{grammar.definition})$"
 
 
 def names_of(tools: Sequence[ToolBody] | None) -> frozenset[str]:
@@ -91,7 +91,8 @@ class InputText:
         whole = _WHOLE.match(self._left)
         text = whole[0] if whole is not None else ""
         self._left = self._left[len(text) :]
-        return str(json.loads(f'"{text}"', strict=False))
+        added = str(json.loads(f'"{text}"', strict=False))
+        return added.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class ChatCalls:

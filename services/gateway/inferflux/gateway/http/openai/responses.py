@@ -180,7 +180,7 @@ class Response:
     def __init__(self, head: ResponseHead) -> None:
         self.head = head
         self._items: list[Item] = []
-        self._customs = custom_tools.names_of(head.body.tools)
+        self._customs = custom_tools.names_of(hosted.functions(head.body.tools))
         # Of tokens whose text has not come yet.
         self._logprobs: list[Json] = []
         self._finished = tokens_pb2.Finished()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.errors import given, missing, unsupported
 from inferflux.v1 import inference_pb2
 
 from . import custom_tools
@@ -74,14 +74,17 @@ def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice |
     return inference_pb2.ToolChoice(name=name)
 
 
-def _allowed(given: AllowedTools) -> inference_pb2.ToolChoice:
+def _allowed(allowed: AllowedTools) -> inference_pb2.ToolChoice:
     """Some of the tools, of which the model may call one, or has to. Those that are hosted are not called."""
-    mode = given.mode or "auto"
+    mode = allowed.mode or "auto"
     if mode not in ("auto", "required"):
         raise unsupported("tool_choice.mode", f"{mode[:32]!r} is none of auto, required")
-    if not given.tools:
+    if not allowed.tools:
         raise InvalidArgument("tool_choice names no tool", field="tool_choice")
-    names = [name for tool in given.tools if tool.type in _TYPES and (name := name_of(tool))]
+    names: list[str] = []
+    for i, tool in enumerate(allowed.tools):
+        if tool.type in _TYPES:
+            names.append(given(name_of(tool) or None, f"tool_choice.tools[{i}].name"))
     return inference_pb2.ToolChoice(mode=_MODES[mode if names else "none"], allowed=names)
 
 
