@@ -6,6 +6,8 @@ that need none.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,8 +84,13 @@ def may_ask_for(host: str, allowed: tuple[Network, ...]) -> bool:
     proxy's to resolve.
     """
     text = host.strip("[]").rstrip(".").lower()
+    if text.rpartition(".")[2] == "localhost":
+        text = "127.0.0.1"
+    elif ":" not in text:
+        with contextlib.suppress(OSError):  # spellings as 127.1 and 0x7f000001, or a name
+            text = socket.inet_ntoa(socket.inet_aton(text))
     try:
-        address = parse_address("127.0.0.1" if text == "localhost" else text)
+        address = parse_address(text)
     except ValueError:
         return True
     return is_public(address) or is_in(address, allowed)
