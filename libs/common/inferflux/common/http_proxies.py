@@ -80,8 +80,8 @@ class Proxies:
 
 
 def may_ask_for(host: str, allowed: tuple[Network, ...]) -> bool:
-    """Whether a proxy may be asked for a host: not for a private address that is not allowed. A name is the
-    proxy's to resolve.
+    """Return whether a proxy may be asked for a host: not for a private address that is not allowed. The
+    proxy resolves names.
     """
     text = host.strip("[]").rstrip(".").lower()
     if text.rpartition(".")[2] == "localhost":

@@ -199,8 +199,8 @@ def _arguments(text: str) -> Schema:
 
 
 def _names_none(value: Any) -> bool:
-    """Whether a schema says that there are no arguments: by nothing, or, as pydantic, zod and MCP servers do,
-    by an empty list of properties."""
+    """Return whether a schema says that there are no arguments: by nothing, or, as pydantic, zod and MCP
+    servers do, by an empty list of properties."""
     if not value:
         return value is None or value == {}
     is_bare = isinstance(value, dict) and value.keys() <= _SAYING_NOTHING and not value.get("required")

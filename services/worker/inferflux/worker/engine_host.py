@@ -179,7 +179,7 @@ async def _end(process: subprocess.Popen[bytes]) -> int:
 
 
 def _is_crash(code: int, cause: str) -> bool:
-    """Whether native code ended the process over what it computed: not another process, nor a device."""
+    """Return whether native code ended the process over what it computed: no other process, no device."""
     return -code in _CRASHES and not any(device in cause for device in _DEVICES)
 
 

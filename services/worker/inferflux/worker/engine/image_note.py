@@ -1,4 +1,4 @@
-"""Which image or sound an engine computes now, told to its worker should the engine die of it.
+"""Tells a worker which image or sound its engine computes, should the engine die of it.
 
 The engine writes it to a file in memory that the worker made, and that outlives the process. Two threads
 compute images: one encodes them beside the steps, the main one has the model compute the encoded cells.

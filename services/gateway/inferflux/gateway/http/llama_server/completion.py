@@ -141,7 +141,7 @@ class _Told:
         }
 
     def _is_truncated(self, finished: tokens_pb2.Finished) -> bool:
-        """Whether the end of the context came before the limit that was asked for."""
+        """Return whether the end of the context came before the limit that was asked for."""
         most = self._body.max_tokens
         is_short = most is None or most < 0 or finished.usage.completion_tokens < most
         return finished.reason == generation_pb2.FINISH_REASON_LENGTH and is_short

@@ -173,7 +173,7 @@ class Grammar(Body):
 
 
 class CustomFormat(Grammar):
-    """Of what a custom tool takes; a chat has the grammar in it."""
+    """The form of what a custom tool takes; a chat has the grammar in it."""
 
     type: str
     grammar: Grammar | None = None

@@ -50,7 +50,7 @@ def to_tool(tool: ToolBody, field: str) -> inference_pb2.Tool:
 
 
 def is_served(tool: ToolBody) -> bool:
-    """Whether its format is a text, or an expression that the text matches."""
+    """Return whether its format is a text, or an expression that the text matches."""
     form = (tool.custom or tool).format
     return form is None or form.type == "text" or bool(_pattern(form))
 
@@ -81,7 +81,7 @@ class InputText:
         self._has_begun = False
 
     def add(self, arguments: str) -> str:
-        """What a part of the arguments adds to the text."""
+        """Return what a part of the arguments adds to the text."""
         self._left += arguments
         if not self._has_begun:
             begin = _BEGIN.match(self._left)
