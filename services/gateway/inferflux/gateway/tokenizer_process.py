@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def _in_small_stack(work: Callable[[], None]) -> None:
-    """Do it in a thread of its own. What runs out of stack fills all of it first, which takes time."""
+    """Do it in a thread of its own. A work that runs out of stack fills all of it first, which takes time."""
     future: Future[None] = Future()
 
     def run() -> None:

@@ -131,9 +131,9 @@ class Lark:
         for piece, following in itertools.zip_longest(cut := self._cut(text), cut[1:], fillvalue=("", None)):
             mark, token = piece
             # A control token is a marker by itself, unless readers take it together with what follows.
-            is_apart = token is not None and following[0] and markers(mark + following[0])[0].text == mark
+            is_separate = token is not None and following[0] and markers(mark + following[0])[0].text == mark
             term = self._loose(mark if token is None else token)
-            made = _joined([made, term, self.blanks() if is_apart else ""])
+            made = _joined([made, term, self.blanks() if is_separate else ""])
         self._loosened[text] = made
         return made
 
