@@ -14,12 +14,14 @@ import pytest
 import uvloop
 from harness import hangs
 from harness.distribution import CrashproofFiles
+from harness.durations import DurationsByFile
 from harness.order import PROCESS_LEVELS, interleaved, level_of
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from inferflux.common.bus import Bus
 from inferflux.common.servers import ServerProcess
+from tools.house import report
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -30,8 +32,22 @@ settings.load_profile("tests")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--house", action="store_true", help="print the measures of the source tree at the end")
+    parser.addoption("--durations-by-file", type=Path, metavar="FILE", help="write what files of tests take")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     hangs.configure(config)
+    file = config.getoption("durations_by_file")
+    if file and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationsByFile(file))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("house"):
+        terminalreporter.section("the house: python -m tools.house")
+        terminalreporter.write_line(report.text(report.rows()))
 
 
 def pytest_asyncio_loop_factories(

@@ -17,14 +17,12 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     )
 
 
-def fill(page: str, blocks: Mapping[str, str]) -> str:
-    """The page with each block between its markers.
+def fill(page: str, blocks: Mapping[str, str], by: str = "make docs") -> str:
+    """The page with each block between its markers, which name the command that it is written by.
 
     Raises:
         ReportError: a block has no place in the page.
     """
     for name, text in blocks.items():
-        page = insert(
-            page, text, begin=f"<!-- {name}: written by make docs -->", end=f"<!-- end of {name} -->"
-        )
+        page = insert(page, text, begin=f"<!-- {name}: written by {by} -->", end=f"<!-- end of {name} -->")
     return page

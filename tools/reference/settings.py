@@ -15,6 +15,7 @@ from inferflux.gateway.settings import GatewaySettings
 from inferflux.policy.settings import PolicySettings
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.worker.settings import WorkerSettings
+from tools.house.measures import FOR_EXPERTS
 
 from .markdown import table
 
@@ -26,7 +27,6 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 }
 
 _HEAD = ("variable", "default", "allowed", "meaning")
-FOR_EXPERTS = "For experts; few deployments change these:"
 _FACTORIES: dict[Callable[..., Any], str] = {unique_name: "host and six hex digits", dict: "`{}`"}
 
 

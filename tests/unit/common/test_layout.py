@@ -8,43 +8,85 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-GENERATED = ROOT / "libs" / "api" / "inferflux" / "v1"
-SUBJECTS = ROOT / "libs" / "common" / "inferflux" / "common" / "subjects.py"
+from tools.house import plan, rules, source
+from tools.house.source import GENERATED, ROOT, Module
+from tools.reference.__main__ import CONTRIBUTING_PAGE, written_contributing
+
+SUBJECTS = "libs/common/inferflux/common/subjects.py"
 # Those that clients read.
-TOKEN_SUBJECTS = ROOT / "libs" / "api" / "inferflux" / "api" / "token_subjects.py"
+TOKEN_SUBJECTS = "libs/api/inferflux/api/token_subjects.py"
 SERVICES = sorted(path.name for path in (ROOT / "services").iterdir() if path.is_dir())
+MAY_IMPORT = plan.may_import()
 
 
-def sources(*folders: str) -> Iterator[Path]:
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if GENERATED not in path.parents and "__pycache__" not in path.parts:
-                yield path
+@cache
+def modules() -> list[Module]:
+    return source.read()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed() -> Iterator[None]:
+    """The trees take 150 MB: not beyond the tests of this file."""
+    yield
+    modules.cache_clear()
+
+
+@cache
+def violations() -> dict[str, list[str]]:
+    return rules.violations(modules(), MAY_IMPORT, plan.projects())
+
+
+def sources(*folders: str) -> list[Module]:
+    return [
+        module for module in modules() if module.path.startswith(tuple(f"{folder}/" for folder in folders))
+    ]
 
 
 def test_the_sources_are_found() -> None:
-    assert SUBJECTS in list(sources("libs"))
+    assert SUBJECTS in [module.path for module in sources("libs")]
     assert {"gateway", "policy", "scheduler", "worker"} <= set(SERVICES)
+    projects = [
+        path for where in ("libs/*", "services/*", "cli") for path in ROOT.glob(f"{where}/pyproject.toml")
+    ]
+    assert {path.parent.relative_to(ROOT).as_posix() for path in projects} == set(source.DISTRIBUTIONS)
 
 
-def subjects_spelled_in(path: Path) -> list[str]:
+@pytest.mark.parametrize("rule", plan.known_violations())
+def test_a_rule_of_the_house_is_broken_where_it_was_and_nowhere_else(rule: str) -> None:
+    """Lists of what breaks it only shrink: what is mended leaves the list, what is new is mended."""
+    broken, known = violations(), plan.known_violations()
+    assert list(known) == list(broken)
+    new, mended = set(broken[rule]) - set(known[rule]), set(known[rule]) - set(broken[rule])
+    assert not new, f"{rule}: new in the tree: {sorted(new)}"
+    assert not mended, f"{rule}: run `python -m tools.house --violations`, these are mended: {sorted(mended)}"
+
+
+def test_a_room_may_import_rooms_below_it_alone() -> None:
+    assert rules.out_of_order(MAY_IMPORT) == []
+
+
+def test_the_page_for_contributors_prints_the_rooms() -> None:
+    page = CONTRIBUTING_PAGE.read_text()
+    assert page == written_contributing(page), "run `make docs`"
+
+
+def subjects_spelled_in(module: Module) -> list[str]:
     """String constants that look like a NATS subject of ours; docstrings and proto package names aside."""
-    tree = ast.parse(path.read_text())
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in module.nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
     return [
         node.value
-        for node in ast.walk(tree)
+        for node in module.nodes
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and id(node) not in docstrings
@@ -78,9 +120,9 @@ def test_subjects_are_told_from_services(text: str, expected: bool) -> None:
 
 def test_only_subjects_py_spells_a_subject() -> None:
     spelled = {
-        str(path.relative_to(ROOT)): found
-        for path in sources("libs", "services", "cli")
-        if path not in (SUBJECTS, TOKEN_SUBJECTS) and (found := subjects_spelled_in(path))
+        module.path: found
+        for module in modules()
+        if module.path not in (SUBJECTS, TOKEN_SUBJECTS) and (found := subjects_spelled_in(module))
     }
     assert spelled == {}
 
@@ -95,10 +137,10 @@ def test_no_service_imports_another() -> None:
     crossings = []
     for service in SERVICES:
         foreign = {f"inferflux.{other}" for other in [*SERVICES, "cli"] if other != service}
-        for path in sources(f"services/{service}"):
+        for module in sources(f"services/{service}"):
             crossings += [
-                f"{path.relative_to(ROOT)} imports {name}"
-                for name in imports_of(path)
+                f"{module.path} imports {name}"
+                for name in module.imports
                 if any(name == package or name.startswith(f"{package}.") for package in foreign)
             ]
     assert crossings == []
@@ -107,9 +149,9 @@ def test_no_service_imports_another() -> None:
 def test_common_imports_no_service() -> None:
     packages = tuple(f"inferflux.{service}." for service in [*SERVICES, "cli"])
     found = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in sources("libs")
-        for name in imports_of(path)
+        f"{module.path} imports {name}"
+        for module in sources("libs")
+        for name in module.imports
         if f"{name}.".startswith(packages)
     ]
     assert found == []
@@ -124,31 +166,13 @@ def test_common_imports_no_service() -> None:
 )
 def test_what_clients_install_needs_nothing_else_of_ours(folder: str, allowed: set[str]) -> None:
     found = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in sources(folder)
-        for name in imports_of(path)
+        f"{module.path} imports {name}"
+        for module in sources(folder)
+        for name in module.imports
         if name.startswith("inferflux.") and ".".join(name.split(".")[:2]) not in allowed
     ]
     assert found == []
-    assert list(sources(folder))
-
-
-def imports_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = ".".join(_dotted(path).split(".")[: -node.level])
-            module = f"{package}.{node.module}" if node.module else package
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def _dotted(path: Path) -> str:
-    """The name under which a source file is imported; a package's own is that of its `__init__`."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[parts.index("inferflux") :]) if "inferflux" in parts else ".".join(parts)
+    assert sources(folder)
 
 
 # What waits, sends or looks at a clock.
@@ -162,18 +186,18 @@ def test_what_decides_does_no_io_and_has_no_clock(core: str) -> None:
     """It imports itself, messages, and what is pure in common."""
     home = core.partition("/inferflux/")[2].replace("/", ".")
     found = []
-    for path in sources(core):
-        for name in imports_of(path):
+    for module in sources(core):
+        for name in module.imports:
             is_impure = any(name == impure or name.startswith(f"{impure}.") for impure in IMPURE)
             is_outside = name.startswith("inferflux.scheduler.") and not name.startswith(f"inferflux.{home}.")
             if is_impure or is_outside:
-                found.append(f"{path.relative_to(ROOT)} imports {name}")
+                found.append(f"{module.path} imports {name}")
     assert found == []
-    modules = [_dotted(path) for path in sources(core)]
-    assert len(modules) > 20
+    names = [module.name for module in sources(core)]
+    assert len(names) > 20
     # Nor does anything that it imports.
     loaded = "{'asyncio', 'grpc', 'nats'} & set(sys.modules)"
-    code = f"import sys, {', '.join(modules)}; assert not {loaded}, {loaded}"
+    code = f"import sys, {', '.join(names)}; assert not {loaded}, {loaded}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -185,7 +209,9 @@ def test_the_generated_code_is_that_of_the_protos(tmp_path: Path) -> None:
         env={**os.environ, "PATH": path},
     )
     fresh = {p.name: p.read_text() for p in (tmp_path / "inferflux" / "v1").iterdir() if p.is_file()}
-    committed = {p.name: p.read_text() for p in GENERATED.iterdir() if p.is_file() and p.name != "py.typed"}
+    committed = {
+        p.name: p.read_text() for p in (ROOT / GENERATED).iterdir() if p.is_file() and p.name != "py.typed"
+    }
     assert sorted(fresh) == sorted(committed), "run tools/codegen.py"
     stale = [name for name in fresh if fresh[name] != committed[name]]
     assert stale == [], "run tools/codegen.py"

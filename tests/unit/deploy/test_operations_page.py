@@ -13,6 +13,7 @@ from pydantic_settings import SettingsConfigDict
 from benchmarks.report import ReportError
 from inferflux.common import metrics as common_metrics
 from inferflux.common.settings import EXPERT, ServiceSettings, misspelt
+from tools.house.measures import FOR_EXPERTS
 from tools.reference import metrics, settings
 from tools.reference.__main__ import PAGE, written
 from tools.reference.markdown import fill, table
@@ -100,7 +101,7 @@ def test_a_setting_shows_default_bounds_and_description() -> None:
 
 def test_settings_for_experts_have_a_table_of_their_own() -> None:
     fields = {name: Example.model_fields[name] for name in ("slots", "pause_s")}
-    ordinary, experts = settings.tables(fields).split(settings.FOR_EXPERTS)
+    ordinary, experts = settings.tables(fields).split(FOR_EXPERTS)
     assert "`slots`" in ordinary
     assert "`pause_s`" not in ordinary
     assert "`pause_s`" in experts
