@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
 SECONDS ?= 120
+SINCE ?= HEAD
+BUF ?= $(shell command -v buf || echo node_modules/.bin/buf)
 CALLS ?= 50000
 CASES ?= chaos
 DISTRIBUTIONS := libs/api libs/client libs/common services/gateway services/scheduler services/worker services/policy cli
@@ -21,7 +23,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim architectures chaos fleet suites test-all fuzz hostile lint fmt protos docs clean
+.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim architectures chaos fleet suites test-all fuzz hostile lint fmt protos proto-check house docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -41,7 +43,8 @@ test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 4" on
 
 # Two files of tests at once: with four, on two cores, some wait in vain for a process. docs/contributing.md says more.
 pytest: .venv/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --house \
+	  --durations-by-file .pytest_cache/durations.tsv $(ARGS)
 
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
 	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \
@@ -91,7 +94,14 @@ fmt: .venv/.dev  ## put the code into its format
 protos: .venv/.dev  ## generate libs/api/inferflux/v1 from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/codegen.py
 
-docs: .venv/.dev  ## write the tables of docs/operations.md that come from the code
+proto-check:  ## compare protos/ with those of a commit: are they wire-compatible? SINCE=main; needs buf
+	@command -v $(BUF) >/dev/null || { echo 'skipped: no buf. Set BUF, or npm install @bufbuild/buf'; exit 0; }; \
+	  git archive $(SINCE) protos buf.yaml | $(BUF) breaking --against -#format=tar
+
+house: .venv/.dev  ## measure the source tree against its bars; ARGS="--json", "--violations", "--record"
+	@$(BIN)/python -m tools.house $(ARGS)
+
+docs: .venv/.dev  ## write the tables of docs/ that come from the code
 	$(BIN)/python -m tools.reference
 
 clean:  ## remove caches and results; .venv stays
