@@ -18,6 +18,7 @@ from harness.policy import until
 from inferflux.common.errors import Unavailable
 from inferflux.common.http_addresses import parse_networks
 from inferflux.common.http_client import HttpClient, HttpResponse
+from inferflux.common.http_connecting import Resolve
 from inferflux.common.http_proxies import Proxies
 from inferflux.common.http_settings import HttpClientSettings
 from inferflux.common.settings import load
@@ -87,6 +88,15 @@ async def client_of(**more: object) -> AsyncIterator[HttpClient]:
         await client.aclose()
 
 
+def to(*addresses: str) -> Resolve:
+    """Every name has these addresses."""
+
+    async def resolve(_host: str, _port: int) -> Sequence[str]:
+        return addresses
+
+    return resolve
+
+
 async def refused(call: Awaitable[HttpResponse]) -> Unavailable:
     with pytest.raises(Unavailable) as caught:
         await call
@@ -134,10 +144,7 @@ async def test_loopback_is_refused_however_it_is_spelled(scheme: str, host: str)
 
 
 async def test_plain_http_is_for_allowed_networks_alone() -> None:
-    async def to_public(_host: str, _port: int) -> Sequence[str]:
-        return ["93.184.216.34"]
-
-    async with client_of(resolve=to_public) as client:
+    async with client_of(resolve=to("93.184.216.34")) as client:
         error = await refused(client.get("http://idp.example.com/"))
         assert error.reason == "HTTP_ADDRESS_REFUSED"
 
@@ -170,10 +177,8 @@ async def test_a_host_that_is_an_ipv6_address_is_asked_for_as_one() -> None:
 
 
 async def test_of_several_addresses_those_that_are_refused_are_left_out() -> None:
-    async def mixed(_host: str, _port: int) -> Sequence[str]:
-        return ["169.254.169.254", "10.0.0.1", "127.0.0.1"]
-
-    async with serving(answering(b"{}")) as server, client_of(resolve=mixed) as client:
+    several = to("169.254.169.254", "10.0.0.1", "127.0.0.1")
+    async with serving(answering(b"{}")) as server, client_of(resolve=several) as client:
         assert (await client.get(f"http://idp.example.com:{server.port}/", timeout_s=5)).status == 200
 
 
@@ -266,7 +271,8 @@ async def test_a_client_of_the_environment_s_proxies_asks_servers_through_them(
             f"https://localhost:{safe.port}/": b"safe",
         }
         login = proxy.url.replace("//", "//user:pass%20word@")
-        async with client_of(proxies=through(monkeypatch, login), tls=theirs) as client:
+        asked = client_of(proxies=through(monkeypatch, login), tls=theirs, resolve=to("127.0.0.1"))
+        async with asked as client:
             for url, body in urls.items():
                 assert (await client.get(url)).body == body
             async with client.stream(next(iter(urls))) as stream:
@@ -291,12 +297,14 @@ async def test_a_client_of_the_environment_s_proxies_asks_servers_through_them(
         ("127.0.0.1:9", "https://a.example/", "HTTP_UNREACHABLE", "through the proxy http://127.0.0.1:9 "),
         (
             "http://10.1.2.3:9",
-            "http://a.example/",
+            "http://127.0.0.1/",
             "HTTP_ADDRESS_REFUSED",
             "the proxy http://10.1.2.3:9 has no",
         ),
         ("http://127.0.0.1:9", "https://10.1.2.3/", "HTTP_ADDRESS_REFUSED", "https://10.1.2.3 through"),
-        ("http://127.0.0.1:9", "https://[::ffff:10.1.2.3]/", "HTTP_ADDRESS_REFUSED", "through"),
+        ("http://127.0.0.1:9", "http://10.1.2.3/", "HTTP_ADDRESS_REFUSED", "http://10.1.2.3 through"),
+        ("http://127.0.0.1:9", "http://8.8.8.8/", "HTTP_ADDRESS_REFUSED", "http://8.8.8.8 through"),
+        ("http://127.0.0.1:9", "http://a.invalid/", "HTTP_UNREACHABLE", "http://a.invalid through"),
     ],
 )
 async def test_what_a_proxy_cannot_or_may_not_do_is_refused_by_name(
@@ -308,15 +316,48 @@ async def test_what_a_proxy_cannot_or_may_not_do_is_refused_by_name(
     assert said in error.message
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "a.localhost", "127.0.0.1", "127.1", "2130706433", "0x7f.1", "[::1]", "10.1.2.3"),
+        "[::ffff:10.0.0.1]",
+    ],
+)
+async def test_no_proxy_is_asked_for_a_private_address_however_it_is_spelt(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    async with serving(answering(b"{}")) as proxy:
+        proxies = through(monkeypatch, f"http://127.0.0.1:{proxy.port}")
+        async with client_of(proxies=proxies, allowed_networks=()) as client:
+            assert (await refused(client.get(f"https://{host}/"))).reason == "HTTP_ADDRESS_REFUSED"
+    assert not proxy.connections
+
+
+@pytest.mark.parametrize(
+    ("scheme", "addresses"),
+    [
+        ("http", ["93.184.216.34"]),
+        ("http", ["127.0.0.1", "10.0.0.1"]),
+        ("https", ["93.184.216.34", "10.0.0.1"]),
+    ],
+)
+async def test_no_proxy_is_asked_for_a_name_with_an_address_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, addresses: list[str]
+) -> None:
+    async with serving(answering(b"{}")) as proxy:
+        proxies = through(monkeypatch, f"http://127.0.0.1:{proxy.port}")
+        async with client_of(proxies=proxies, resolve=to(*addresses)) as client:
+            error = await refused(client.get(f"{scheme}://idp.example.com/"))
+    assert error.reason == "HTTP_ADDRESS_REFUSED"
+    assert not proxy.connections
+
+
 async def test_a_certificate_is_checked_against_the_name_of_the_url(tmp_path: Path) -> None:
     made = Certificates.made(tmp_path / "own")
     other = Certificates.made(tmp_path / "other")
 
-    async def to_loopback(_host: str, _port: int) -> Sequence[str]:
-        return ["127.0.0.1"]
-
     async with serving(answering(b"{}"), made.server().server_context()) as server:
-        async with client_of(tls=made.client().client_context, resolve=to_loopback) as client:
+        async with client_of(tls=made.client().client_context, resolve=to("127.0.0.1")) as client:
             assert (await client.get(f"https://localhost:{server.port}/")).status == 200
             error = await refused(client.get(f"https://idp.example.com:{server.port}/"))
             assert error.reason == "HTTP_UNREACHABLE"

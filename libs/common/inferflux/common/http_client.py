@@ -7,8 +7,9 @@ A URL may have come from elsewhere, such as a discovery document. So the client 
 - `http://` is for these networks alone; everywhere else it is `https://`, with a certificate that is checked.
 - Redirects are followed by `stream` alone, so far as it is told; each is held to these rules, none leads from
   `https://` to `http://`, and credentials stay with the server that they are for.
-- A proxy is used where the client is made with the environment's. It resolves names, so that only hosts that
-  are addresses are checked. For `http://` its own address has to be in `allowed_networks`.
+- A proxy is used where the client is made with the environment's. The proxy resolves names again, so all
+  addresses of a host are checked before it is asked. A name that does not resolve here is asked for over
+  `https://` alone. For `http://` the proxy's own address has to be in `allowed_networks`.
 - No cookie is kept.
 - A request has one time limit, from the name's look-up to the last byte; one of `stream` has a limit for each
   wait. A body has a size limit, but for `stream`. A compressed body is not taken.
@@ -30,7 +31,7 @@ import httpx2
 from inferflux.common.errors import Unavailable
 from inferflux.common.http_addresses import Network, parse_networks
 from inferflux.common.http_connecting import AddressRefused, CheckedBackend, Resolve, resolve
-from inferflux.common.http_proxies import BadProxy, Proxies, Proxy, may_ask_for
+from inferflux.common.http_proxies import BadProxy, Proxies, Proxy
 
 ALLOWED_NETWORKS = "INFERFLUX_HTTP_ALLOWED_NETWORKS"
 TIMEOUT_S = 5.0
@@ -239,24 +240,25 @@ class HttpClient:
         proxy = self._proxy_to(target)
         return _origin(target) + (f" through the proxy {proxy.origin}" if proxy else "")
 
-    def _pool_to(self, target: httpx2.URL) -> httpcore2.AsyncConnectionPool:
+    async def _pool_to(self, target: httpx2.URL) -> httpcore2.AsyncConnectionPool:
         """Connections to servers of that scheme.
 
         Raises:
-            AddressRefused: none may lead to this host.
+            AddressRefused, httpcore2.ConnectError: as `CheckedBackend.check_proxied`.
         """
         proxy, is_safe = self._proxy_to(target), target.scheme == "https"
-        if proxy and not may_ask_for(target.host, self._allowed_networks):
-            raise AddressRefused
+        if proxy:
+            port = target.port or (443 if is_safe else 80)
+            await self._backend(self._allowed_networks, is_safe).check_proxied(target.host, port)
         key = target.scheme, proxy
         if key not in self._pools:
             # What goes through a proxy over TLS is read by the server alone: the proxy may be anywhere.
             networks = _EVERYWHERE if proxy and is_safe else self._allowed_networks
-            backend = CheckedBackend(
-                networks, is_public_allowed=is_safe, tls=self._tls, resolve=self._resolve
-            )
-            self._pools[key] = _pool(proxy, backend)
+            self._pools[key] = _pool(proxy, self._backend(networks, is_safe))
         return self._pools[key]
+
+    def _backend(self, networks: Sequence[Network], is_safe: bool) -> CheckedBackend:
+        return CheckedBackend(networks, is_public_allowed=is_safe, tls=self._tls, resolve=self._resolve)
 
     @contextmanager
     def _readable(self, where: str, limit_s: float, most: int = 0) -> Iterator[None]:
@@ -319,7 +321,7 @@ class HttpClient:
         url = httpcore2.URL(
             scheme=target.raw_scheme, host=target.raw_host, port=target.port, target=target.raw_path
         )
-        pool = self._pool_to(target)
+        pool = await self._pool_to(target)
         pairs = list({**sent, **headers}.items())
         limits = {} if read_s is None else {"timeout": {"read": read_s}}
         async with pool.stream(method, url, headers=pairs, content=body, extensions=limits) as response:

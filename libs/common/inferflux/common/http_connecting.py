@@ -15,6 +15,9 @@ from inferflux.common.http_addresses import Address, Network, is_in, is_public, 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """The addresses of a host, by name and port. Raises OSError where there are none."""
 
+# A name's look-up before a proxy is asked for it.
+_RESOLVE_S = 2.0
+
 
 class AddressRefused(Exception):
     """No address of the host may be connected to."""
@@ -65,10 +68,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         AddressRefused: all of its addresses are refused.
         httpcore2.ConnectError: it has no address, or none answers.
         """
-        try:
-            found = [parse_address(text) for text in await self._resolve(host.strip("[]"), port)]
-        except (OSError, UnicodeError) as error:
-            raise httpcore2.ConnectError(str(error)) from error
+        found = await self._addresses_of(host, port)
         passed = [address for address in found if self._may_connect(address)]
         if not passed:
             raise AddressRefused
@@ -82,6 +82,34 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
                 if i == len(passed) - 1:
                     raise
         raise AssertionError("there is an address")
+
+    async def check_proxied(self, host: str, port: int) -> None:
+        """Check a host that a proxy is to be asked for. The proxy resolves it again, and takes any address.
+
+        A name that this machine cannot resolve may be asked for where public addresses may be connected to:
+        networks with a proxy often know no names of the internet.
+
+        Raises:
+            AddressRefused: one of its addresses is refused.
+            httpcore2.ConnectError: it has no address here.
+        """
+        try:
+            async with asyncio.timeout(_RESOLVE_S):
+                found = await self._addresses_of(host, port)
+        except (httpcore2.ConnectError, TimeoutError) as error:
+            if host.rstrip(".").lower().endswith("localhost"):
+                raise AddressRefused from error
+            if not self._is_public_allowed:
+                raise
+            return
+        if not all(self._may_connect(address) for address in found):
+            raise AddressRefused
+
+    async def _addresses_of(self, host: str, port: int) -> list[Address]:
+        try:
+            return [parse_address(text) for text in await self._resolve(host.strip("[]"), port)]
+        except (OSError, UnicodeError) as error:
+            raise httpcore2.ConnectError(str(error)) from error
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)

@@ -6,15 +6,11 @@ that need none.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import unquote, urlsplit
-
-from inferflux.common.http_addresses import Network, is_in, is_public, parse_address
 
 _SCHEMES = ("http", "https")
 
@@ -77,20 +73,3 @@ class Proxies:
         if not text or urllib.request.proxy_bypass_environment(place, dict(self.named)):  # type: ignore[attr-defined]
             return None
         return Proxy.parse(text)
-
-
-def may_ask_for(host: str, allowed: tuple[Network, ...]) -> bool:
-    """Return whether a proxy may be asked for a host: not for a private address that is not allowed. The
-    proxy resolves names.
-    """
-    text = host.strip("[]").rstrip(".").lower()
-    if text.rpartition(".")[2] == "localhost":
-        text = "127.0.0.1"
-    elif ":" not in text:
-        with contextlib.suppress(OSError):  # spellings as 127.1 and 0x7f000001, or a name
-            text = socket.inet_ntoa(socket.inet_aton(text))
-    try:
-        address = parse_address(text)
-    except ValueError:
-        return True
-    return is_public(address) or is_in(address, allowed)
