@@ -134,6 +134,19 @@ def test_whether_requests_are_deterministic_changes_with_the_next_load_alone() -
         assert found.wish.is_deterministic is True, "what is left out stays"
 
 
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_a_loaded_model_that_is_as_wished_already_keeps_running(is_deterministic: bool) -> None:
+    models = Catalog("h", GIB, 1, is_deterministic)
+    models.add(known("a"))
+    hold(models, "a")
+    same, other = known("a"), known("a")
+    same.wish = Wish("a", is_deterministic=is_deterministic)
+    other.wish = Wish("a", is_deterministic=not is_deterministic)
+    assert models.add(same).wish.is_deterministic is is_deterministic
+    with pytest.raises(Aborted, match="unload it first"):
+        models.add(other)
+
+
 def test_what_does_not_fit_is_refused_with_both_numbers_and_nothing_changes() -> None:
     models = catalog(known("a", needs=2 * GIB), known("b", needs=GIB + GIB // 2))
     hold(models, "a")

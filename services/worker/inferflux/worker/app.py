@@ -83,7 +83,9 @@ class Worker:
         # Set once it knows its models and takes commands.
         self.started = asyncio.Event()
         self._state = WorkerState.begin(settings.id, settings)
-        catalog = Catalog(settings.id, settings.models_bytes or free_bytes(), settings.models_max)
+        catalog = Catalog(
+            settings.id, settings.models_bytes or free_bytes(), settings.models_max, settings.deterministic
+        )
         self.host = Host(
             process,
             catalog,

@@ -229,11 +229,13 @@ class Catalog:
     Args:
         memory_bytes: that models may take, all of them together.
         models_max: that may be loaded at once.
+        is_deterministic: of models whose wish leaves it open.
     """
 
     host_id: str
     memory_bytes: int
     models_max: int
+    is_deterministic: bool = False
     _models: dict[str, Known] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Known]:
@@ -271,7 +273,7 @@ class Catalog:
             AlreadyExists: another model has the name, or has it as an alias.
             ResourceExhausted: the host knows as many as it may.
             InvalidArgument: an alias is another model's name or alias.
-            Aborted: it is loaded, and with another projector or none.
+            Aborted: it is loaded, and with another projector or none, or not deterministic as is wished.
         """
         self._check_names(known.wish)
         found = self._models.get(known.name)
@@ -287,8 +289,9 @@ class Catalog:
             if is_seeing_anew and found.is_held:
                 message = f"the model {known.name!r} is loaded, and not with this projector: unload it first"
                 raise Aborted(message, reason="MODEL_LOADED")
-            if wish.is_deterministic != found.wish.is_deterministic and found.is_held:
-                is_now = "not deterministic" if wish.is_deterministic else "deterministic"
+            was_deterministic = self._is_deterministic(found.wish)
+            if self._is_deterministic(wish) != was_deterministic and found.is_held:
+                is_now = "deterministic" if was_deterministic else "not deterministic"
                 message = f"the model {known.name!r} is loaded, and {is_now}: unload it first"
                 raise Aborted(message, reason="MODEL_LOADED")
             self._check_size(replace(found, wish=wish))
@@ -352,6 +355,9 @@ class Catalog:
         if told > MAX_STATUS_BYTES:
             message = f"the names of all models and adapters that host {self.host_id} knows would be too long"
             raise ResourceExhausted(message, reason="TOO_MANY_ADAPTERS")
+
+    def _is_deterministic(self, wish: Wish) -> bool:
+        return self.is_deterministic if wish.is_deterministic is None else wish.is_deterministic
 
     def _check_size(self, changed: Known) -> None:
         """Raises ResourceExhausted where the names of the models would make the host's status too long."""
