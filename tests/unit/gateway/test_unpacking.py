@@ -13,6 +13,13 @@ from inferflux.gateway.http.unpacking import UnknownEncoding, unpacker
 TEXT = b'{"prompt": "a"}' * 100
 
 
+def unpacked(encoding: str, body: bytes, size: int) -> bytes:
+    """A body that comes in pieces of a size."""
+    unpack = unpacker(encoding)
+    ends = range(size, max(len(body), 1) + size, size)
+    return b"".join(unpack(body[end - size : end], room=10_000, is_last=end >= len(body)) for end in ends)
+
+
 @pytest.mark.parametrize(
     ("encoding", "packed"),
     [
@@ -24,13 +31,11 @@ TEXT = b'{"prompt": "a"}' * 100
     ],
 )
 def test_a_body_is_unpacked_piece_by_piece(encoding: str, packed: bytes) -> None:
-    unpack = unpacker(encoding)
-    pieces = [packed[i : i + 7] for i in range(0, len(packed), 7)]
-    assert b"".join(unpack(piece, room=10_000) for piece in pieces) == TEXT
+    assert unpacked(encoding, packed, 7) == TEXT
 
 
 def test_no_more_is_unpacked_than_there_is_room_for() -> None:
-    assert len(unpacker("gzip")(gzip.compress(bytes(1 << 24)), room=100)) == 100
+    assert len(unpacker("gzip")(gzip.compress(bytes(1 << 24)), room=100, is_last=True)) == 100
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x" * 100])
@@ -40,7 +45,23 @@ def test_another_packing_is_refused(encoding: str) -> None:
     assert caught.value.http_status == 415
 
 
-def test_what_is_not_packed_as_it_says_is_refused() -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        unpacker("gzip")(TEXT, room=100)
-    assert caught.value.field == "content-encoding"
+@pytest.mark.parametrize(
+    ("encoding", "body", "said"),
+    [
+        ("gzip", TEXT, "not packed as"),
+        ("gzip", b"", "cut"),
+        ("gzip", gzip.compress(TEXT)[:-1], "cut"),
+        ("gzip", gzip.compress(TEXT)[:-8], "cut"),
+        ("gzip", gzip.compress(TEXT) + b"\0", "after the end"),
+        ("gzip", gzip.compress(TEXT) * 2, "after the end"),
+        ("deflate", zlib.compress(TEXT)[:-4], "cut"),
+        ("deflate", zlib.compress(TEXT) + b"x", "after the end"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_what_is_not_packed_as_it_says_or_not_whole_is_refused(
+    encoding: str, body: bytes, said: str, size: int
+) -> None:
+    with pytest.raises(InvalidArgument, match=said) as caught:
+        unpacked(encoding, body, size)
+    assert (caught.value.field, caught.value.reason) == ("content-encoding", "BAD_ENCODING")

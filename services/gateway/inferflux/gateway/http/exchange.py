@@ -87,6 +87,7 @@ class Exchange:
         Raises:
             BodyTooLarge: it has more bytes than `limit_bytes`, or is JSON that is too much work to parse.
             UnknownEncoding: it is packed in another way than gzip's or deflate's.
+            InvalidArgument: it is not packed as it says, or not whole.
             asyncio.CancelledError: the client left.
         """
         self._check_size(self._declared_bytes(), limit_bytes)
@@ -98,12 +99,13 @@ class Exchange:
             if message["type"] == "http.disconnect":
                 self._is_gone = True
                 raise asyncio.CancelledError("the client left")
-            body += unpack(message.get("body", b""), room=limit_bytes + 1 - len(body))
+            is_last = not message.get("more_body", False)
+            body += unpack(message.get("body", b""), room=limit_bytes + 1 - len(body), is_last=is_last)
             self._check_size(len(body), limit_bytes)
             if is_json and len(body) > COUNTED_FROM_BYTES:
                 self._count(size, body[n_counted:])
                 n_counted = len(body)
-            if not message.get("more_body", False):
+            if is_last:
                 return bytes(body)
 
     def header(self, name: str) -> str:

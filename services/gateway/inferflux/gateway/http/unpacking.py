@@ -21,7 +21,7 @@ class UnknownEncoding(InvalidArgument):
 class Unpack(Protocol):
     """Bytes of a body to at most `room` bytes of what they hold: more of them are an error elsewhere."""
 
-    def __call__(self, data: bytes, *, room: int) -> bytes: ...
+    def __call__(self, data: bytes, *, room: int, is_last: bool) -> bytes: ...
 
 
 def unpacker(encoding: str) -> Unpack:
@@ -41,15 +41,23 @@ def unpacker(encoding: str) -> Unpack:
         raise UnknownEncoding(message, field="content-encoding", reason="UNKNOWN_ENCODING")
     unpacking = zlib.decompressobj(_WINDOWS[name])
 
-    def unpack(data: bytes, *, room: int) -> bytes:
+    def unpack(data: bytes, *, room: int, is_last: bool) -> bytes:
         try:
-            return unpacking.decompress(data, max(room, 1))
+            unpacked = unpacking.decompress(data, max(room, 1))
         except zlib.error:
-            message = f"the body is not packed as content-encoding says: {name}"
-            raise InvalidArgument(message, field="content-encoding", reason="BAD_ENCODING") from None
+            raise _bad(f"the body is not packed as content-encoding says: {name}") from None
+        if unpacking.unused_data:
+            raise _bad(f"the body has bytes after the end of its {name} data")
+        if is_last and not unpacking.eof and len(unpacked) < room:
+            raise _bad(f"the body's {name} data is cut: its end is missing")
+        return unpacked
 
     return unpack
 
 
-def _as_it_is(data: bytes, *, room: int) -> bytes:  # noqa: ARG001 - as `Unpack` has it
+def _as_it_is(data: bytes, *, room: int, is_last: bool) -> bytes:  # noqa: ARG001 - as `Unpack` has it
     return data
+
+
+def _bad(message: str) -> InvalidArgument:
+    return InvalidArgument(message, field="content-encoding", reason="BAD_ENCODING")
