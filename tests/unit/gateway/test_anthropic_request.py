@@ -13,8 +13,23 @@ from inferflux.gateway.http.anthropic.bodies import MessagesBody
 from inferflux.gateway.http.anthropic.request import Prompt, to_request
 from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.errors import in_words_of
+from inferflux.gateway.http.openai import chat
+from inferflux.gateway.http.openai.bodies import ChatBody
+from inferflux.gateway.http.openai.served import MESSAGE
 from inferflux.v1 import inference_pb2
 
+OWN = {
+    "deterministic": True,
+    "min_tokens": 3,
+    "bad_words": ["b"],
+    "stop_token_ids": [7],
+    "ignore_eos": True,
+    "speculation": "off",
+    "max_reasoning_tokens": 5,
+    "min_p": 0.25,
+    "xtc_probability": 0.5,
+    "penalty_last_n": 9,
+}
 QUESTION = {"role": "user", "content": "hello"}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "é"}}
 PIXEL = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
@@ -211,6 +226,19 @@ def test_sampling_has_anthropics_names() -> None:
     assert (params.max_tokens, list(params.stop)) == (9, ["a", "b"])
 
 
+def test_fields_of_ours_mean_what_they_mean_in_chats() -> None:
+    made = request(**OWN, priority=3, adapter="a", skip_answer_cache=True)
+    told = chat.to_request(
+        parse(ChatBody, json.dumps({"messages": [QUESTION], "max_tokens": 9} | OWN).encode())
+    )
+    assert made.params == told.params
+    assert (made.priority, made.adapter, made.skip_answer_cache) == (3, "a", True)
+    error = InvalidArgument("no", field="params.max_reasoning_tokens")
+    told_error = in_words_of(error, Prompt(body(**OWN)).field_names())
+    assert isinstance(told_error, InvalidArgument)
+    assert told_error.field == "max_reasoning_tokens"
+
+
 def test_thinking_is_a_switch_of_the_template_and_a_budget() -> None:
     made = request(thinking={"type": "enabled", "budget_tokens": 1024})
     assert json.loads(made.chat_template_kwargs) == {"enable_thinking": True}
@@ -269,6 +297,8 @@ def test_a_schema_is_a_constraint(place: str) -> None:
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"max_tokens": None}, "max_tokens"),
+        ({"deterministic": 1}, "deterministic"),
+        *(({name: "x"}, name) for name in MESSAGE),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
@@ -281,7 +311,8 @@ def test_errors_name_what_the_client_sent() -> None:
         {"role": "assistant", "content": [CALL]},
         {"role": "user", "content": [text("a"), PIXEL]},
     ]
-    names = Prompt(body(system="s", messages=said)).field_names()
+    budget = {"type": "enabled", "budget_tokens": 5}
+    names = Prompt(body(system="s", messages=said, thinking=budget)).field_names()
     for inner, outer in {
         "messages[3].parts[1].image": "messages[2].content[1]",
         "messages[2].tool_calls[0].name": "messages[1].content[0].name",

@@ -20,6 +20,7 @@ from inferflux.gateway.http.ollama.bodies import (
     OllamaGenerateBody,
 )
 from inferflux.gateway.http.ollama.errors import to_http
+from inferflux.gateway.http.openai.served import OLLAMA
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk
@@ -61,6 +62,21 @@ def test_options_are_sampling_under_ollamas_names() -> None:
     assert (params.max_tokens, list(params.stop)) == (7, ["a"])
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (1, 3, 0.5, 0.25)
     assert (sampling.seed, sampling.repeat_penalty, sampling.penalty_last_n) == (4, 1.25, -1)
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_fields_of_ours_are_options_or_beside_them(*, is_raw: bool) -> None:
+    own = {"deterministic": True, "min_tokens": 3, "min_p": 0.25, "priority": 3, "adapter": "a"}
+    made = generate(raw=is_raw, **own)
+    assert made == generate(raw=is_raw, options=own)
+    assert made == generate(raw=is_raw, options=own, **{**own, "min_p": 0.5, "deterministic": False})
+    assert (made.priority, made.adapter, made.params.min_tokens) == (3, "a", 3)
+    assert made.params.deterministic
+    for fields, outer in (({"min_p": 2.0}, "min_p"), ({"options": {"min_p": 2.0}}, "options.min_p")):
+        names = request.field_names(chat_body(**fields))
+        told = in_words_of(InvalidArgument("no", field="params.sampling.min_p"), names)
+        assert isinstance(told, InvalidArgument)
+        assert told.field == outer
 
 
 def test_negative_seeds_and_lengths_are_none() -> None:
@@ -137,6 +153,8 @@ def test_a_prompt_is_a_message_and_a_raw_one_a_text() -> None:
         ({"options": {"mirostat": 2}}, "options.mirostat"),
         ({"options": {"temperature": "hot"}}, "options.temperature"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"options": {"deterministic": 1}}, "options.deterministic"),
+        *(({name: "x"}, name) for name in OLLAMA),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], field: str) -> None:

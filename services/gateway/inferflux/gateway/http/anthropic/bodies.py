@@ -1,12 +1,13 @@
-"""Bodies of Anthropic's API as they come. Other fields, `cache_control` among them, are ignored."""
+"""Bodies of Anthropic's API as they come. `cache_control` is ignored, and so are fields of no API."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from inferflux.gateway.http.bodies import Body, Int32, Items
+from inferflux.gateway.http.openai.bodies import OwnFields, Seed
 
 
 class Source(Body):
@@ -87,16 +88,17 @@ class PromptBody(Body):
     output_format: OutputFormat | None = None
 
 
-class MessagesBody(PromptBody):
-    """The body of POST /v1/messages. The last group is not Anthropic's."""
+class MessagesBody(PromptBody, OwnFields):
+    """The body of POST /v1/messages. Fields of other APIs are kept for `served.MESSAGE`."""
+
+    model_config = ConfigDict(extra="allow")
 
     max_tokens: Int32
     stream: bool | None = None
     stop_sequences: Items[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Int32 | None = None
     metadata: dict[str, Any] | None = None
 
-    priority: Int32 | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    # It is not Anthropic's.
+    seed: Seed | None = None

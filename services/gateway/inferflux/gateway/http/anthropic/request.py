@@ -10,7 +10,8 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.gateway.http.openai.bodies import JsonSchema, ResponseFormat, SamplingBody
 from inferflux.gateway.http.openai.constraints import json_text
-from inferflux.gateway.http.openai.params import to_params
+from inferflux.gateway.http.openai.params import own_fields, to_params
+from inferflux.gateway.http.openai.served import MESSAGE, check_served
 from inferflux.v1 import inference_pb2
 
 from .bodies import MessagesBody, PromptBody, ToolChoiceParam, ToolParam
@@ -64,11 +65,15 @@ class Prompt:
             **self._conversation.places,
             **names,
             "stop": "stop_sequences",
-            "max_reasoning_tokens": "thinking.budget_tokens",
+            **({"max_reasoning_tokens": "thinking.budget_tokens"} if self._has_budget else {}),
             "chat_template_kwargs": "thinking",
             "reasoning_effort": "output_config.effort",
             "continue_final_message": "messages",
         }
+
+    @property
+    def _has_budget(self) -> bool:
+        return self._body.thinking is not None and self._body.thinking.budget_tokens is not None
 
     def set_switches(self, chat: inference_pb2.ChatRequest | inference_pb2.Conversation) -> None:
         """Say how the prompt is rendered. Without a word of thinking the model does as it does.
@@ -102,10 +107,11 @@ def to_request(body: MessagesBody, prompt: Prompt) -> inference_pb2.ChatRequest:
     Raises:
         InvalidArgument: a value that is not served.
     """
+    check_served(body, MESSAGE)
     sampling = SamplingBody.model_construct(
+        **own_fields(body),
         temperature=body.temperature,
         top_p=body.top_p,
-        top_k=body.top_k,
         seed=body.seed,
         stop=body.stop_sequences,
         response_format=_format(body),
@@ -116,6 +122,8 @@ def to_request(body: MessagesBody, prompt: Prompt) -> inference_pb2.ChatRequest:
         messages=prompt.messages,
         params=params,
         priority=body.priority or 0,
+        skip_answer_cache=bool(body.skip_answer_cache),
+        adapter=body.adapter or "",
         tools=prompt.tools,
         tool_choice=_choice(body.tool_choice),
     )

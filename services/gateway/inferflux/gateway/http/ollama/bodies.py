@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ConfigDict
+
 from inferflux.gateway.http.bodies import Body, Int32, Items
-from inferflux.gateway.http.openai.bodies import ToolBody
+from inferflux.gateway.http.openai.bodies import OwnFields, ToolBody
 
 
-class OllamaOptions(Body):
+class OllamaOptions(OwnFields):
     num_predict: Int32 | None = None
     temperature: float | None = None
-    top_k: Int32 | None = None
     top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
     seed: int | None = None
     stop: str | Items[str] | None = None
-    repeat_penalty: float | None = None
     repeat_last_n: Int32 | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     mirostat: Int32 | None = None
 
 
-class OllamaPromptBody(Body):
-    """The fields that chats and continuations have in common. `priority` is ours."""
+class OllamaPromptBody(OwnFields):
+    """The fields that chats and continuations have in common. Fields of other APIs are kept for
+    `served.OLLAMA`."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str = ""
     # JSON, or a schema; an empty text is none.
@@ -37,8 +38,6 @@ class OllamaPromptBody(Body):
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
-
-    priority: Int32 | None = None
 
 
 class OllamaFunction(Body):

@@ -71,7 +71,9 @@ class OllamaChat(_Prompted):
     """POST /api/chat."""
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, OllamaChatBody, requests.chat_request)
+        body, asked = await self._bodies.read(
+            request.caller, request.body, OllamaChatBody, requests.chat_request
+        )
         if body.messages:
             await self._answer(request, body, asked, chat_says)
         else:
@@ -82,7 +84,9 @@ class OllamaGenerate(_Prompted):
     """POST /api/generate."""
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, OllamaGenerateBody, requests.generate_request)
+        body, asked = await self._bodies.read(
+            request.caller, request.body, OllamaGenerateBody, requests.generate_request
+        )
         if body.prompt:
             await self._answer(request, body, asked, generate_says)
         else:
@@ -101,7 +105,9 @@ class OllamaEmbed:
 
     async def __call__(self, request: Request) -> None:
         began_s = time.monotonic()
-        body, asked = await self._bodies.read(request.body, self._kind, requests.embed_request, EMBEDDING)
+        body, asked = await self._bodies.read(
+            request.caller, request.body, self._kind, requests.embed_request, EMBEDDING
+        )
         try:
             async with request.exchange.cancelled_when_gone():
                 found = await self._work.vectors(request.exchange.context, request.caller, asked)

@@ -11,7 +11,8 @@ from inferflux.gateway.http.errors import unsupported
 from inferflux.gateway.http.openai import tools
 from inferflux.gateway.http.openai.bodies import EmbeddingsBody, JsonSchema, ResponseFormat, SamplingBody
 from inferflux.gateway.http.openai.embeddings import to_embed
-from inferflux.gateway.http.openai.params import to_params
+from inferflux.gateway.http.openai.params import own_fields, to_params
+from inferflux.gateway.http.openai.served import OLLAMA, check_served
 from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import embedding_pb2, generation_pb2, inference_pb2
 
@@ -90,7 +91,7 @@ def generate_request(
         text=body.prompt or "",
         suffix=body.suffix or None,
         params=_params(body),
-        priority=body.priority or 0,
+        **_handling(body),
     )
 
 
@@ -102,19 +103,21 @@ _WHY = {
 
 def field_names(body: OllamaPromptBody) -> Mapping[str, str]:
     """Map fields that have another name inside to the client's names."""
+    own = {name: f"options.{name}" for name in own_fields(body.options)}
+    options = {name: told for name, told in _OPTION_NAMES.items() if name not in own_fields(body)} | own
     if isinstance(body, OllamaGenerateBody):
         at = 1 if body.system else 0
         images = range(len(body.images or []))
         names = {f"messages[{at}].parts[{i + 1}].image": f"images[{i}]" for i in images}
-        return {**names, "messages": "prompt", "text": "prompt", **_OPTION_NAMES}
+        return {**names, "messages": "prompt", "text": "prompt", **options}
     if not isinstance(body, OllamaChatBody):
-        return _OPTION_NAMES
+        return options
     names = {
         f"messages[{i}].parts[{j}].image": f"messages[{i}].images[{j - 1}]"
         for i, message in enumerate(body.messages or [])
         for j in range(1, 1 + len(message.images or []))
     }
-    return {**names, **tools.field_names(body.tools), **_OPTION_NAMES}
+    return {**names, **tools.field_names(body.tools), **options}
 
 
 def embed_request(body: OllamaEmbedBody | OllamaEmbeddingsBody) -> embedding_pb2.EmbedRequest:
@@ -140,7 +143,7 @@ def _chat(
         model=name_of(body.model),
         messages=messages,
         params=_params(body),
-        priority=body.priority or 0,
+        **_handling(body),
         tools=given,
         has_optional_switches=True,
     )
@@ -197,22 +200,28 @@ class _Calls:
         return found[0]
 
 
+def _handling(body: OllamaPromptBody) -> dict[str, Any]:
+    """The fields of a request that are no parameters of the generation."""
+    own = own_fields(body.options, body)
+    return {name: own[name] for name in ("priority", "skip_answer_cache", "adapter") if name in own}
+
+
 def _params(body: OllamaPromptBody) -> generation_pb2.GenerationParams:
+    check_served(body, OLLAMA)
     options = body.options or OllamaOptions()
     if options.mirostat:
         raise unsupported("options.mirostat", "it is not supported: leave it out, or send 0")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs to be true", field="top_logprobs")
+    own = own_fields(options, body)
+    if options.repeat_last_n is not None:
+        own["penalty_last_n"] = options.repeat_last_n
     sampling = SamplingBody.model_construct(
+        **own,
         temperature=options.temperature,
-        top_k=options.top_k,
         top_p=options.top_p,
-        min_p=options.min_p,
-        typical_p=options.typical_p,
         seed=options.seed if options.seed is not None and options.seed >= 0 else None,
         stop=options.stop,
-        repeat_penalty=options.repeat_penalty,
-        penalty_last_n=options.repeat_last_n,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         response_format=_format(body.format),

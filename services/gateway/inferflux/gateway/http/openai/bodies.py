@@ -49,23 +49,8 @@ class ResponseFormat(Body):
     value: dict[str, Any] | None = None
 
 
-class SamplingBody(Body):
-    """What all bodies that generate have in common. The last group is not OpenAI's: it has our own names,
-    and llama.cpp's. Fields of other servers are kept for `fields`."""
-
-    model_config = ConfigDict(extra="allow")
-
-    model: ModelName = ""
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    # Values are numbers; checked one by one, as `Items` are. A list has pairs, as llama.cpp's server has it.
-    logit_bias: dict[str, Any] | Items[Any] | None = None
-    seed: Seed | None = None
-    stop: str | Items[str] | None = None
-    service_tier: str | None = None
+class OwnFields(Body):
+    """Fields of generating bodies of every API that are ours, vLLM's or llama.cpp's."""
 
     priority: Int32 | None = None
     top_k: Int32 | None = None
@@ -96,6 +81,25 @@ class SamplingBody(Body):
     thinking_token_budget: Int32 | None = None
     skip_answer_cache: bool | None = None
     adapter: str | None = None
+
+
+class SamplingBody(OwnFields):
+    """What all bodies of OpenAI's API that generate have in common. Fields of other servers are kept for
+    `fields`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: ModelName = ""
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    # Values are numbers; checked one by one, as `Items` are. A list has pairs, as llama.cpp's server has it.
+    logit_bias: dict[str, Any] | Items[Any] | None = None
+    seed: Seed | None = None
+    stop: str | Items[str] | None = None
+    service_tier: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -194,6 +198,21 @@ class ToolBody(FunctionBody):
     function: FunctionBody | None = None
     custom: CustomBody | None = None
     format: CustomFormat | None = None
+
+    @property
+    def as_function(self) -> FunctionBody:
+        """The part that says what the function is."""
+        return self.function or self
+
+    @property
+    def as_custom(self) -> CustomBody | ToolBody:
+        """The part that says what the custom tool is."""
+        return self.custom or self
+
+    @property
+    def called(self) -> str:
+        """The name that calls have; empty where it has none."""
+        return (self.custom or self.function or self).name or ""
 
 
 class ChosenFunction(Body):

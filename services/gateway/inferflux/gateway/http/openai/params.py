@@ -10,7 +10,7 @@ from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import generation_pb2
 
-from .bodies import SamplingBody
+from .bodies import OwnFields, SamplingBody
 from .constraints import to_constraint
 
 # Fields that have the same name and meaning on both sides.
@@ -94,6 +94,15 @@ def to_params(
         max_reasoning_tokens=_max_reasoning_tokens(body),
         deterministic=body.deterministic,
     )
+
+
+def own_fields(*bodies: OwnFields | None) -> dict[str, Any]:
+    """The fields of `OwnFields` that are set. Of several bodies the first that has one counts."""
+    given = {
+        name: next((value for body in bodies if (value := getattr(body, name, None)) is not None), None)
+        for name in OwnFields.model_fields
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def priority_of(body: SamplingBody) -> int:

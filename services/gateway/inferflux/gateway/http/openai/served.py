@@ -64,6 +64,31 @@ GENERATE: Table = {
     "top_logprobs": Served(why="it is not supported: logprobs is the number of alternatives"),
 }
 
+_MESSAGE_FORMAT = "it is not supported: use output_config.format"
+# Of fronts in which another field of the API says the same.
+MESSAGE: Table = {
+    "chat_template_kwargs": Served(({},), "it is not supported: use thinking"),
+    "enable_thinking": Served(why="it is not supported: use thinking"),
+    "max_completion_tokens": Served(why="it is not supported: use max_tokens"),
+    "n": Served((1,), "a message is one: only 1 is supported"),
+    "reasoning_effort": Served(why="it is not supported: use output_config.effort"),
+    "response_format": Served(why=_MESSAGE_FORMAT),
+    "stop": Served(([],), "it is not supported: use stop_sequences"),
+    "structured_outputs": Served(why=_MESSAGE_FORMAT),
+}
+
+OLLAMA: Table = {
+    "chat_template_kwargs": Served(({},), "it is not supported: use think"),
+    "enable_thinking": Served(why="it is not supported: use think"),
+    "max_completion_tokens": Served(why="it is not supported: use options.num_predict"),
+    "max_tokens": Served(why="it is not supported: use options.num_predict"),
+    "n": Served((1,), "an answer is one: only 1 is supported"),
+    "reasoning_effort": Served(why="it is not supported: use think"),
+    "response_format": Served(why="it is not supported: use format"),
+    "structured_outputs": Served(why="it is not supported: use format"),
+    "tool_choice": Served(("auto",), "it is not supported: the model chooses"),
+}
+
 # What a response can include. Reasoning is an item's plain text: what is sent back of it needs no encryption.
 # The others are of hosted tools, of which nothing is called, or repeat what was sent.
 INCLUDED = (
