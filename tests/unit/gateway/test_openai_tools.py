@@ -66,12 +66,32 @@ def test_of_a_response_hosted_tools_are_not_among_those_allowed() -> None:
         assert responses.ResponseHead("1", 7, body).to_json("completed", [])["tool_choice"] == choice
 
 
+def test_allowed_tools_that_were_skipped_are_left_out_and_those_never_sent_refused() -> None:
+    patch = {"type": "custom", "name": "patch", "format": {"type": "grammar", **LARK}}
+    tools = [{"type": "function", "name": "f"}, patch, {"type": "mcp", "server_label": "x"}]
+    sent = [{"type": "custom", "name": "patch"}, {"type": "mcp", "server_label": "x"}]
+    for mode in ("auto", "required"):
+        choice = {"type": "allowed_tools", "mode": mode, "tools": [*sent, {"type": "function", "name": "f"}]}
+        made = responses.to_request(response_body(tools=tools, tool_choice=choice))
+        assert [one.name for one in tool_use_of(made).functions] == ["f"]
+    for never in (
+        {"type": "custom", "name": "f2"},
+        {"type": "web_search"},
+        {"type": "function", "name": "patch"},
+    ):
+        choice = {"type": "allowed_tools", "tools": [never, *sent]}
+        with pytest.raises(InvalidArgument) as caught:
+            tool_use_of(responses.to_request(response_body(tools=tools, tool_choice=choice)))
+        assert caught.value.field == "tool_choice"
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "tools": [F], "mode": "none"}}, "tool_choice.mode"),
         ({"tool_choice": {"type": "allowed_tools", "tools": [WRITE]}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [F, {"type": "web_search"}]}}, "tool_choice"),
         ({"tool_choice": {"type": "custom"}}, "tool_choice"),
         ({"tools": [{"type": "custom"}]}, "tools[0].name"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name"),

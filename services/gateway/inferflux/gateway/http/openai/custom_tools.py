@@ -10,7 +10,7 @@ from inferflux.gateway.http.errors import given, unsupported
 from inferflux.v1 import inference_pb2
 
 from .answers import Json
-from .bodies import CustomBody, CustomFormat, ToolBody
+from .bodies import CustomFormat, ToolBody
 
 TYPE = "custom"
 # The only argument.
@@ -28,7 +28,7 @@ def to_tool(tool: ToolBody, field: str) -> inference_pb2.Tool:
     Raises:
         InvalidArgument: it has no name, or a format that is not served.
     """
-    custom: CustomBody | ToolBody = tool.custom or tool
+    custom = tool.as_custom
     where = f"{field}.custom" if tool.custom else field
     if not is_served(tool):
         raise unsupported(f"{where}.format", "it is neither a text nor an expression: use structured_outputs")
@@ -51,7 +51,7 @@ def to_tool(tool: ToolBody, field: str) -> inference_pb2.Tool:
 
 def is_served(tool: ToolBody) -> bool:
     """Return whether its format is a text, or an expression that the text matches."""
-    form = (tool.custom or tool).format
+    form = tool.as_custom.format
     return form is None or form.type == "text" or bool(_pattern(form))
 
 
@@ -65,7 +65,7 @@ def _pattern(form: CustomFormat | None) -> str:
 
 def names_of(tools: Sequence[ToolBody] | None) -> frozenset[str]:
     """The names of the custom ones."""
-    return frozenset((tool.custom or tool).name or "" for tool in tools or [] if tool.type == TYPE)
+    return frozenset(tool.called for tool in tools or [] if tool.type == TYPE)
 
 
 def arguments_of(text: str) -> str:

@@ -42,6 +42,11 @@ def functions(tools: Sequence[ToolBody] | None) -> list[ToolBody]:
     return [tool for tool in tools or [] if _is_served(tool)]
 
 
+def skipped(tools: Sequence[ToolBody] | None) -> list[ToolBody]:
+    """The others, which the model is not told of."""
+    return [tool for tool in tools or [] if not _is_served(tool)]
+
+
 def _is_served(tool: ToolBody) -> bool:
     """Agents send custom tools with grammars, and go on without them."""
     return tool.type == "function" or (tool.type == custom_tools.TYPE and custom_tools.is_served(tool))
@@ -49,8 +54,8 @@ def _is_served(tool: ToolBody) -> bool:
 
 def metadata_of(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
     """Tell in a response's metadata which tools it leaves out."""
-    skipped = sorted({tool.type for tool in tools or [] if not _is_served(tool)})
-    return {SKIPPED: ", ".join(skipped)[:_MOST_CHARS]} if skipped else {}
+    types = sorted({tool.type for tool in skipped(tools)})
+    return {SKIPPED: ", ".join(types)[:_MOST_CHARS]} if types else {}
 
 
 def places(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:

@@ -60,7 +60,7 @@ def _choice(body: ResponsesBody) -> inference_pb2.ToolChoice | None:
     """Where only hosted tools are to choose from, there is no choice."""
     if body.tools and not hosted.functions(body.tools) and body.tool_choice in ("auto", "required"):
         return None
-    return tools.to_choice(body.tool_choice)
+    return tools.to_choice(body.tool_choice, hosted.skipped(body.tools))
 
 
 def field_names(body: ResponsesBody) -> Mapping[str, str]:

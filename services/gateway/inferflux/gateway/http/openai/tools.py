@@ -53,9 +53,16 @@ def legacy_choice(choice: str | ChosenFunction | None) -> str | ToolChoiceBody |
     return ToolChoiceBody(type="function", function=choice)
 
 
-def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice | None:
-    """Raises:
-    InvalidArgument: it is none of auto, none, required and a function.
+def to_choice(
+    choice: str | ToolChoiceBody | None, skipped: Sequence[ToolBody] = ()
+) -> inference_pb2.ToolChoice | None:
+    """A choice of tools.
+
+    Args:
+        skipped: tools of the request that the model is not told of. They are left out of those allowed.
+
+    Raises:
+        InvalidArgument: it is none of auto, none, required, a function, and tools of the request.
     """
     if choice is None:
         return None
@@ -64,7 +71,7 @@ def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice |
             raise unsupported("tool_choice", f"{choice[:32]!r} is none of {', '.join(_MODES)}")
         return inference_pb2.ToolChoice(mode=_MODES[choice])
     if choice.type == "allowed_tools":
-        return _allowed(choice.allowed_tools or choice)
+        return _allowed(choice.allowed_tools or choice, skipped)
     if choice.type not in _TYPES:
         raise unsupported("tool_choice.type", f"{choice.type[:32]!r} is none of {', '.join(_TYPES)}")
     chosen = choice.function or choice.custom
@@ -74,23 +81,28 @@ def to_choice(choice: str | ToolChoiceBody | None) -> inference_pb2.ToolChoice |
     return inference_pb2.ToolChoice(name=name)
 
 
-def _allowed(allowed: AllowedTools) -> inference_pb2.ToolChoice:
-    """Some of the tools, of which the model may call one, or has to. Those that are hosted are not called."""
+def _allowed(allowed: AllowedTools, skipped: Sequence[ToolBody]) -> inference_pb2.ToolChoice:
+    """Some of the tools, of which the model may call one, or has to."""
     mode = allowed.mode or "auto"
     if mode not in ("auto", "required"):
         raise unsupported("tool_choice.mode", f"{mode[:32]!r} is none of auto, required")
     if not allowed.tools:
         raise InvalidArgument("tool_choice names no tool", field="tool_choice")
     names: list[str] = []
+    left_out = {_identity(tool) for tool in skipped}
     for i, tool in enumerate(allowed.tools):
-        if tool.type in _TYPES:
-            names.append(given(name_of(tool) or None, f"tool_choice.tools[{i}].name"))
+        if _identity(tool) in left_out:
+            continue
+        if tool.type not in _TYPES:
+            message = f"tool_choice: there is no tool of the type {tool.type[:64]!r}"
+            raise InvalidArgument(message, field="tool_choice")
+        names.append(given(tool.called or None, f"tool_choice.tools[{i}].name"))
     return inference_pb2.ToolChoice(mode=_MODES[mode if names else "none"], allowed=names)
 
 
-def name_of(tool: ToolBody) -> str:
-    """The name of a function or of a custom tool, in either form."""
-    return (tool.function or tool.custom or tool).name or ""
+def _identity(tool: ToolBody) -> tuple[str, str]:
+    """A hosted tool is known by its type."""
+    return tool.type, tool.called if tool.type in _TYPES else ""
 
 
 def to_calls(calls: Sequence[CalledTool] | None, field: str) -> list[inference_pb2.ToolCall]:
@@ -136,7 +148,7 @@ def _tool(tool: ToolBody, field: str, inner: str) -> inference_pb2.Tool:
         return custom_tools.to_tool(tool, field)
     if tool.type != "function":
         raise unsupported(f"{field}.type", f"{tool.type[:32]!r} is none of {', '.join(_TYPES)}")
-    function: FunctionBody | ToolBody = tool.function or tool
+    function = tool.as_function
     where = f"{field}.function" if tool.function else field
     if tool.function is None and tool.name is None:
         where = f"{field}{inner}"
