@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from inferflux.gateway.caller import Caller
 from inferflux.gateway.http import generate, reading
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.reading import BodyReader, parse
@@ -15,7 +16,7 @@ from inferflux.gateway.off_loop import LARGE_BYTES
 
 
 class Named:
-    async def meant(self, name: str, _role: int) -> str:
+    async def meant(self, name: str, _role: int, _caller: Caller) -> str:
         return name
 
 
@@ -31,6 +32,6 @@ async def test_only_a_large_message_is_parsed_by_another_thread(
 
     monkeypatch.setattr(reading, "parse", noted)
     data = to_json({"model": "m", "prompt": "a" * (n_bytes + 1)})
-    _, asked = await generate.read(data, BodyReader(cast("ModelRegistry", Named())))
+    _, asked = await generate.read(Caller("t", "k"), data, BodyReader(cast("ModelRegistry", Named())))
     assert len(asked.prompts[0].SerializeToString()) > n_bytes
     assert threads == [is_on_loop]

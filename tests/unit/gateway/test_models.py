@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from inferflux.common import subjects
 from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.known_workers import MAX_WORKERS
+from inferflux.gateway.caller import Caller
 from inferflux.gateway.hosts import LIVE_S
 from inferflux.gateway.models import REMEMBERED_S, ModelRegistry, ModelTable
 from inferflux.v1 import model_pb2, scheduler_pb2
@@ -219,6 +221,9 @@ EMBEDDING = model_pb2.MODEL_ROLE_EMBEDDING
 GENERATION = model_pb2.MODEL_ROLE_GENERATION
 
 
+CALLER = Caller("t", "k")
+
+
 def serving(
     *models: str,
     takes_any_name: bool,
@@ -248,26 +253,44 @@ async def test_the_only_model_is_meant_without_a_name_and_by_any_name_where_that
 ) -> None:
     registry = serving("only", takes_any_name=takes_any_name)
     meant = name if name and not takes_any_name else "only"
-    assert await registry.meant(name, GENERATION) == meant
-    assert await registry.meant("only", GENERATION) == "only"
+    assert await registry.meant(name, GENERATION, CALLER) == meant
+    assert await registry.meant("only", GENERATION, CALLER) == "only"
 
 
 @pytest.mark.parametrize("name", ["", "gpt-4o"])
 async def test_a_model_whose_worker_is_not_ready_is_meant_too(name: str) -> None:
     registry = serving("only", takes_any_name=True, state=scheduler_pb2.WORKER_STATE_LOADING)
-    assert await registry.meant(name, GENERATION) == "only"
+    assert await registry.meant(name, GENERATION, CALLER) == "only"
 
 
 async def test_an_unknown_name_means_nothing_beside_several_models() -> None:
     registry = serving("a", "b", takes_any_name=True)
-    assert await registry.meant("gpt-4o", GENERATION) == "gpt-4o"
-    assert await registry.meant("b", GENERATION) == "b"
+    assert await registry.meant("gpt-4o", GENERATION, CALLER) == "gpt-4o"
+    assert await registry.meant("b", GENERATION, CALLER) == "b"
     with pytest.raises(InvalidArgument) as caught:
-        await registry.meant("", GENERATION)
-    assert caught.value.field == "model"
+        await registry.meant("", GENERATION, CALLER)
+    assert (caught.value.field, caught.value.message) == ("model", "name a model: 'a', 'b' are served")
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ((), ", 'm07' and 12 more are served"),
+        (("m0*",), "name a model: 'm00', 'm01'"),
+        (("m03",), "name a model: 'm03' is served"),
+        (("x",), "name a model: none is served"),
+    ],
+)
+async def test_a_caller_without_a_model_s_name_is_told_those_that_it_may_use(
+    models: tuple[str, ...], said: str
+) -> None:
+    registry = serving(*(f"m{i:02}" for i in range(20)), takes_any_name=False)
+    with pytest.raises(InvalidArgument) as caught:
+        await registry.meant("", GENERATION, replace(CALLER, models=models))
+    assert said in caught.value.message
 
 
 async def test_a_model_for_something_else_is_not_meant() -> None:
     registry = serving("minilm", takes_any_name=True, role=EMBEDDING)
-    assert await registry.meant("gpt-4o", GENERATION) == "gpt-4o"
-    assert await registry.meant("text-embedding-3-small", EMBEDDING) == "minilm"
+    assert await registry.meant("gpt-4o", GENERATION, CALLER) == "gpt-4o"
+    assert await registry.meant("text-embedding-3-small", EMBEDDING, CALLER) == "minilm"

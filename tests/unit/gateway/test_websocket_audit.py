@@ -46,7 +46,7 @@ class Client:
 
 
 class Named:
-    async def meant(self, name: str, _role: int) -> str:
+    async def meant(self, name: str, _role: int, _caller: object) -> str:
         return name
 
 

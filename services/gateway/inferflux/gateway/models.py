@@ -36,6 +36,8 @@ HEARTBEAT_S = 1.0
 _MARGIN_S = 0.3
 # A host that has not told of a job for this long has ended.
 _JOB_GONE_S = 10.0
+# Models that an error names.
+_MOST_TOLD = 8
 
 
 @dataclass(slots=True)
@@ -249,13 +251,14 @@ class ModelRegistry:
         """The model that a name in a request means: see `HostDirectory.resolve`."""
         return self.hosts.resolve(name, self._clock())
 
-    async def meant(self, name: str, role: model_pb2.ModelRole.ValueType) -> str:
+    async def meant(self, name: str, role: model_pb2.ModelRole.ValueType, caller: Caller) -> str:
         """The model that a request means: by its name, or without one the default or only one.
 
         Where any name stands for the only model, one that is not known does too.
 
         Args:
             role: that the model has to have, where the name does not tell which.
+            caller: that is told of no other models than it may use.
 
         Raises:
             InvalidArgument: none is named, none is the default, and not exactly one is served.
@@ -275,7 +278,11 @@ class ModelRegistry:
         if len(served) == 1:
             return served[0]
         if not name:
-            raise InvalidArgument(f"name a model: {len(served)} are served", field="model")
+            seen = sorted(one for one in served if caller.may_use(one))
+            told = ", ".join(map(repr, seen[:_MOST_TOLD])) or "none"
+            more = f" and {len(seen) - _MOST_TOLD} more" if len(seen) > _MOST_TOLD else ""
+            message = f"name a model: {told}{more} {'are' if len(seen) > 1 else 'is'} served"
+            raise InvalidArgument(message, field="model")
         return name
 
     def _stands_for_one(self, name: str) -> bool:

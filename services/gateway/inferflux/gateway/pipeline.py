@@ -56,7 +56,7 @@ class ModelCards(Protocol):
 
     async def settled(self) -> None: ...
 
-    async def meant(self, name: str, role: model_pb2.ModelRole.ValueType) -> str: ...
+    async def meant(self, name: str, role: model_pb2.ModelRole.ValueType, caller: Caller) -> str: ...
 
     async def choose(self, name: str) -> tuple[str, str]: ...
 
@@ -416,7 +416,7 @@ class Pipeline:
             adapter: that is asked for beside the name.
         """
         if not name:
-            name = await self._models.meant("", model_pb2.MODEL_ROLE_GENERATION)
+            name = await self._models.meant("", model_pb2.MODEL_ROLE_GENERATION, caller)
         if self._models.is_split(name):
             await self._models.settled()
             name = self._models.split_for(name, caller)

@@ -26,7 +26,7 @@ class ChatCompletions:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body, prompt = await self._bodies.read(request.body, ChatBody, chat.to_request)
+        body, prompt = await self._bodies.read(request.caller, request.body, ChatBody, chat.to_request)
         n = body.n or 1
         head = Head(f"chatcmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         asked = Asked([prompt], n, partial(chat.field_names, body), head)

@@ -36,7 +36,9 @@ class Completions:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body, prompts = await self._bodies.read(request.body, CompletionBody, completions.to_requests)
+        body, prompts = await self._bodies.read(
+            request.caller, request.body, CompletionBody, completions.to_requests
+        )
         n = body.n or 1
         head = Head(f"cmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
         asked = Asked(prompts, n, partial(completions.field_names, body), head)

@@ -22,7 +22,7 @@ class CreateEmbeddings:
 
     async def __call__(self, request: Request) -> None:
         body, asked = await self._bodies.read(
-            request.body, EmbeddingsBody, embeddings.to_embed, model_pb2.MODEL_ROLE_EMBEDDING
+            request.caller, request.body, EmbeddingsBody, embeddings.to_embed, model_pb2.MODEL_ROLE_EMBEDDING
         )
         try:
             async with request.exchange.cancelled_when_gone():
@@ -41,7 +41,7 @@ class Rerank:
 
     async def __call__(self, request: Request) -> None:
         body, asked = await self._bodies.read(
-            request.body, RerankBody, embeddings.to_rerank, model_pb2.MODEL_ROLE_RERANK
+            request.caller, request.body, RerankBody, embeddings.to_rerank, model_pb2.MODEL_ROLE_RERANK
         )
         try:
             async with request.exchange.cancelled_when_gone():

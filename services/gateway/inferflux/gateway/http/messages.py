@@ -27,7 +27,7 @@ class Messages:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, (prompt, asked) = await self._bodies.read(request.body, MessagesBody, _read)
+        body, (prompt, asked) = await self._bodies.read(request.caller, request.body, MessagesBody, _read)
         _say_head(request, prompt)
         work = Asked([asked], 1, prompt.field_names)
         answer = MessageAnswer(request.request_id, body.model)
@@ -45,7 +45,7 @@ class CountTokens:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        _, prompt = await self._bodies.read(request.body, PromptBody, Prompt)
+        _, prompt = await self._bodies.read(request.caller, request.body, PromptBody, Prompt)
         _say_head(request, prompt)
         try:
             answer = await self._pipeline.tokenize(request.caller, prompt.tokenize_request())

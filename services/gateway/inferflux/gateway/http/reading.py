@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from inferflux.gateway.caller import Caller
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.off_loop import off_loop_if_large
 from inferflux.v1 import model_pb2
@@ -46,6 +47,7 @@ class BodyReader:
 
     async def read(
         self,
+        caller: Caller,
         data: bytes,
         kind: type[_B],
         make: Callable[[_B], _R],
@@ -61,7 +63,7 @@ class BodyReader:
         """
         body = await off_loop_if_large(len(data), lambda: parse(kind, data))
         named: str = getattr(body, "model", "")
-        meant = await self._models.meant(named, role)
+        meant = await self._models.meant(named, role, caller)
         if meant != named:
             body = body.model_copy(update={"model": meant})
         return body, await off_loop_if_large(len(data), lambda: make(body))

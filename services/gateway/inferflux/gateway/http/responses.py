@@ -24,7 +24,9 @@ class Responses:
         self._clock = clock
 
     async def __call__(self, request: Request) -> None:
-        body, prompt = await self._bodies.read(request.body, ResponsesBody, responses.to_request)
+        body, prompt = await self._bodies.read(
+            request.caller, request.body, ResponsesBody, responses.to_request
+        )
         asked = Asked([prompt], 1, partial(responses.field_names, body))
         head = responses.ResponseHead(request.request_id, int(self._clock()), body)
         if body.stream:

@@ -22,7 +22,7 @@ class Tokenize:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, TokenizeBody, tokens.to_tokenize)
+        body, asked = await self._bodies.read(request.caller, request.body, TokenizeBody, tokens.to_tokenize)
         try:
             answer = await self._pipeline.tokenize(request.caller, asked)
         except InferFluxError as error:
@@ -43,7 +43,7 @@ class Detokenize:
         self._names = names
 
     async def __call__(self, request: Request) -> None:
-        _, asked = await self._bodies.read(request.body, DetokenizeBody, tokens.to_detokenize)
+        _, asked = await self._bodies.read(request.caller, request.body, DetokenizeBody, tokens.to_detokenize)
         try:
             answer = await self._pipeline.detokenize(request.caller, asked)
         except InferFluxError as error:

@@ -27,7 +27,7 @@ class Transcriptions:
         exchange = request.exchange
         data, fields = fields_of(parse_form(request.body, exchange.header("content-type")))
         body, prompt = await self._bodies.read(
-            to_json(fields), TranscriptionBody, lambda body: to_request(body, data)
+            request.caller, to_json(fields), TranscriptionBody, lambda body: to_request(body, data)
         )
         asked = Asked([prompt], 1, lambda: FIELD_NAMES)
         made = Transcription()

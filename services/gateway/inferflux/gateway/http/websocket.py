@@ -145,7 +145,7 @@ class WebSocketEndpoint:
 
     async def _answer(self, socket: _Socket, context: CallContext, caller: Caller, message: bytes) -> None:
         await off_loop_if_large(len(message), lambda: check_json_size(message))
-        _, asked = await read(message, self._bodies)
+        _, asked = await read(caller, message, self._bodies)
         stream = generate.ChunkStream()
         await socket.send({"request_id": context.request_id})
         try:

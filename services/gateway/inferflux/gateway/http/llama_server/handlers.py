@@ -42,10 +42,12 @@ class Completion:
 
     async def __call__(self, request: Request) -> None:
         if self._is_infill:
-            gap, prompt = await self._bodies.read(request.body, InfillBody, to_infill)
+            gap, prompt = await self._bodies.read(request.caller, request.body, InfillBody, to_infill)
             await self._answer(request, gap, [prompt])
         else:
-            body, prompts = await self._bodies.read(request.body, CompletionBody, to_completion)
+            body, prompts = await self._bodies.read(
+                request.caller, request.body, CompletionBody, to_completion
+            )
             await self._answer(request, body, prompts)
 
     async def _answer(
@@ -70,7 +72,7 @@ class Tokenize:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, ContentBody, _to_tokenize)
+        body, asked = await self._bodies.read(request.caller, request.body, ContentBody, _to_tokenize)
         try:
             answer = await self._pipeline.tokenize(request.caller, asked, is_bare=not _adds_special(body))
         except InferFluxError as error:
@@ -111,7 +113,7 @@ class ApplyTemplate:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, TokenizeBody, _to_render)
+        body, asked = await self._bodies.read(request.caller, request.body, TokenizeBody, _to_render)
         try:
             rendered = await self._pipeline.tokenize(request.caller, asked)
             given = inference_pb2.DetokenizeRequest(model=body.model, token_ids=rendered.token_ids)
@@ -129,7 +131,7 @@ class CountChatTokens:
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
-        body, asked = await self._bodies.read(request.body, TokenizeBody, tokens.to_tokenize)
+        body, asked = await self._bodies.read(request.caller, request.body, TokenizeBody, tokens.to_tokenize)
         try:
             answer = await self._pipeline.tokenize(request.caller, asked)
         except InferFluxError as error:
@@ -151,7 +153,7 @@ class TokenizerInfo:
         self._models = models
 
     async def __call__(self, request: Request) -> None:
-        name = await self._models.meant("", GENERATION)
+        name = await self._models.meant("", GENERATION, request.caller)
         told = await self._pipeline.describe(request.caller, name)
         await request.exchange.answer_json(
             {
@@ -171,7 +173,7 @@ class Props:
         self._models = models
 
     async def __call__(self, request: Request) -> None:
-        name = await self._models.meant("", GENERATION)
+        name = await self._models.meant("", GENERATION, request.caller)
         model, _ = await self._models.named_for(request.caller, name, field="model")
         card = model.card
         told = await self._pipeline.describe(request.caller, name)
