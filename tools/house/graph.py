@@ -16,7 +16,7 @@ def rooms_of(arrows: Iterable[Arrow]) -> list[str]:
 def ordered(arrows: Mapping[Arrow, int]) -> list[str]:
     """Rooms from the top down, so that few imports point up; none does where there is no circle.
 
-    The greedy order of Eades, Lin and Smyth (1993).
+    The greedy order of Eades, Lin and Smyth (1993), whose rooms then move while fewer imports point up.
 
     Args:
         arrows: with the number of imports behind each.
@@ -38,7 +38,23 @@ def ordered(arrows: Mapping[Arrow, int]) -> list[str]:
             top += taken
         rooms = [room for room in rooms if room not in taken]
         left = {arrow: number for arrow, number in left.items() if not {*arrow} & {*taken}}
-    return top + bottom
+    order, before = top + bottom, None
+    while order != before:
+        before = order
+        for room in before:
+            order = _moved(room, order, arrows)
+    return order
+
+
+def _moved(room: str, order: list[str], arrows: Mapping[Arrow, int]) -> list[str]:
+    """The order with ``room`` where the fewest imports point up; as it was where no place is better."""
+    others = [other for other in order if other != room]
+    up = [sum(arrows.get((other, room), 0) for other in others)]
+    for other in others:
+        up.append(up[-1] + arrows.get((room, other), 0) - arrows.get((other, room), 0))
+    place = order.index(room)
+    best = place if up[place] == min(up) else up.index(min(up))
+    return [*others[:best], room, *others[best:]]
 
 
 def pointing_up(arrows: Iterable[Arrow], order: list[str]) -> set[Arrow]:

@@ -73,9 +73,16 @@ def arrows(modules: Iterable[Module], rooms: Iterable[str]) -> dict[Arrow, set[A
 
 
 def drafted(modules: Iterable[Module]) -> dict[str, list[str]]:
-    """`MAY_IMPORT` as the folders of today have it, from the top down, without the arrows that point up."""
+    """`MAY_IMPORT` as the tree has it, from the top down, without the arrows that point up.
+
+    In a folder that is not wide and has folders in it, every module is a room of its own.
+    """
     modules = list(modules)
     rooms = folders(modules)
+    for room, number in list(rooms.items()):
+        if number <= FOLDER_MODULES and any(other.startswith(f"{room}.") for other in rooms):
+            names = (m.name.removeprefix("inferflux.") for m in modules if not m.is_package)
+            rooms |= {name: 1 for name in names if name.rpartition(".")[0] == room}
     found = arrows(modules, rooms)
     order = ordered({arrow: len(imports) for arrow, imports in found.items()})
     order += [room for room in rooms if room not in order]

@@ -115,8 +115,13 @@ def test_a_draft_allows_all_but_what_points_up() -> None:
         host="from .engine import core, step", engine__core="from ..host import Host", engine__step=""
     )
     rows = rules.drafted(modules)
-    assert rows == {"worker": ["worker.engine"], "worker.engine": []}
-    assert broken(modules, rows) == {"arrow": ["worker.engine.core -> worker"]}
+    assert rows == {"worker.host": ["worker.engine"], "worker.engine": [], "worker": []}
+    assert broken(modules, rows) == {"arrow": ["worker.engine.core -> worker.host"]}
+
+
+def test_modules_of_a_wide_folder_are_drafted_as_one_room() -> None:
+    texts = {f"m{i}": "from .engine import core" for i in range(21)}
+    assert rules.drafted(tree(**texts, engine__core="")) == {"worker": ["worker.engine"], "worker.engine": []}
 
 
 def test_rooms_without_a_circle_stand_above_all_that_they_import() -> None:
@@ -130,6 +135,8 @@ def test_the_arrow_with_the_fewest_imports_of_a_circle_points_up() -> None:
     arrows = {("a", "b"): 5, ("b", "c"): 5, ("c", "a"): 1, ("c", "d"): 1}
     assert graph.pointing_up(arrows, graph.ordered(arrows)) == {("c", "a")}
     assert graph.circles(arrows) == [{"a", "b", "c"}]
+    arrows = {("a", "b"): 3, ("b", "c"): 1, ("c", "a"): 2}
+    assert graph.pointing_up(arrows, graph.ordered(arrows)) == {("b", "c")}
 
 
 def test_a_look_counts_modules_and_folders_of_a_package_that_have_an_arrow() -> None:
