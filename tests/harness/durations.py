@@ -1,4 +1,4 @@
-"""What files of tests take."""
+"""Durations of files of tests."""
 
 from __future__ import annotations
 

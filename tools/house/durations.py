@@ -25,5 +25,7 @@ def as_table(recorded: str) -> str:
         if seconds < _LEAST_S:
             rest.setdefault("/".join(file.split("/")[:2]), []).append(seconds)
     rows = [(f"`{file}`", f"{seconds:.0f}") for seconds, file in slow]
-    rows += [(f"{len(times)} others of `{level}/`", f"{sum(times):.0f}") for level, times in rest.items()]
+    rows += [
+        (f"faster files of `{level}/`: {len(times)}", f"{sum(times):.0f}") for level, times in rest.items()
+    ]
     return table(("file", "s"), [(name, f"{wall:.0f}"), *rows])

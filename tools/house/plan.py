@@ -31,7 +31,7 @@ def may_import(root: Path = source.ROOT) -> dict[str, list[str]]:
 
 
 def known_violations(root: Path = source.ROOT) -> dict[str, list[str]]:
-    """What breaks a rule and was there before the rule was, by rule."""
+    """All that broke a rule when the lists were written, by rule."""
     lists: dict[str, list[str]] = _read(root)["violations"]
     return lists
 

@@ -59,7 +59,7 @@ def folders(modules: Iterable[Module]) -> dict[str, int]:
 
 
 def arrows(modules: Iterable[Module], rooms: Iterable[str]) -> dict[Arrow, set[Arrow]]:
-    """Which room imports which, with the (importer, imported) modules of each; generated messages aside."""
+    """Pairs of rooms of which one imports the other, each with its (importer, imported) modules."""
     modules, rooms = list(modules), list(rooms)
     home = {module.name: room_of(module.name, rooms) for module in modules}
     found: dict[Arrow, set[Arrow]] = defaultdict(set)
@@ -94,7 +94,7 @@ def drafted(modules: Iterable[Module]) -> dict[str, list[str]]:
 def violations(
     modules: Iterable[Module], may_import: Mapping[str, list[str]], projects: Projects
 ) -> dict[str, list[str]]:
-    """What breaks a rule, by rule.
+    """All that breaks a rule, by rule.
 
     Args:
         projects: `[project]` of the pyproject.toml of each distribution, by its folder.

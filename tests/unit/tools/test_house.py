@@ -173,7 +173,7 @@ def test_short_files_of_a_level_are_one_row() -> None:
     assert as_table(recorded).splitlines()[2:] == [
         "| the whole run | 60 |",
         "| `tests/e2e/test_a.py` | 40 |",
-        "| 2 others of `tests/unit/` | 5 |",
+        "| faster files of `tests/unit/`: 2 | 5 |",
     ]
 
 
