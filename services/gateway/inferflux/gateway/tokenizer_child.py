@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from inferflux.common.captured import Captured, cause_in
-from inferflux.common.cpu_time import cpu_s
+from inferflux.common.cpu_time import cpu_s, is_late
 from inferflux.common.errors import Unavailable
 from inferflux.common.frames import ParentEnd
 from inferflux.v1 import tokenizer_pb2
 
-# The most that a busy machine may hold a process up, in limits.
-_MOST_HELD_UP = 5
 _LOOK_AGAIN_S = 0.05
 
 _Answer = asyncio.Future[tokenizer_pb2.TokenizerResponse]
@@ -189,9 +187,9 @@ class TokenizerChild:
         if asked.answer.done():
             return
         loop = asyncio.get_running_loop()
-        left_s = limit_s - self._worked_s(asked, cpu_s(self.pid))
-        if left_s > 0 and loop.time() - asked.sent_at < _MOST_HELD_UP * limit_s:
-            asked.timer = loop.call_later(max(left_s, _LOOK_AGAIN_S), self._look, asked, limit_s)
+        worked_s = self._worked_s(asked, cpu_s(self.pid))
+        if not is_late(worked_s=worked_s, waited_s=loop.time() - asked.sent_at, limit_s=limit_s):
+            asked.timer = loop.call_later(max(limit_s - worked_s, _LOOK_AGAIN_S), self._look, asked, limit_s)
             return
         asked.answer.set_exception(ProcessLateError(limit_s))
         self.kill(is_blameless=True)

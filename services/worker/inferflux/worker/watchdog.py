@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from inferflux.common.cpu_time import is_late
+
 # Of an interval. An engine that spends less stands still; one that spends more, and not all, is held up.
 _IDLE = 0.02
-# The most that it may be held up, in limits.
-_MOST_HELD_UP = 5
 
 
 class Watchdog:
@@ -30,7 +30,7 @@ class Watchdog:
         self._silent_s = self._held_up_s = 0.0
 
     def is_stuck(self, *, has_running: bool, cpu_s: float = 0.0) -> bool:
-        """Whether it has made no step for too long. To be called every `interval_s`.
+        """Return whether it has made no step for too long. To be called every `interval_s`.
 
         Args:
             cpu_s: that the engine has spent since it began; 0: not known.
@@ -42,4 +42,6 @@ class Watchdog:
         is_held_up = _IDLE * self._interval_s < spent_s < self._interval_s
         self._silent_s += spent_s if is_held_up else self._interval_s
         self._held_up_s += self._interval_s
-        return 0 < self._limit_s < max(self._silent_s, self._held_up_s / _MOST_HELD_UP)
+        return self._limit_s > 0 and is_late(
+            worked_s=self._silent_s, waited_s=self._held_up_s, limit_s=self._limit_s
+        )
