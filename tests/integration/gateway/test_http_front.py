@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack
 
 import psutil
@@ -108,6 +109,27 @@ async def test_an_upload_in_chunks_without_an_end_is_cut_at_the_limit(http: Http
             )
         answer = await answering
     assert (answer.status, answer.error["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(("is_known", "status"), [(True, 413), (False, 401)])
+async def test_a_client_that_reads_nothing_before_it_has_sent_all_reads_why_it_was_refused(
+    gateway: GatewayProcess, http: HttpClient, *, is_known: bool, status: int
+) -> None:
+    caller = http if is_known else HttpClient(gateway.http_port, "")
+    async with caller.connection() as connection:
+        await connection.request("POST", CHAT, b" " * (40 << 20), {"connection": "close"})
+        answer = await connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert await connection.reader.read() == b""
+
+
+async def test_a_refused_body_that_never_ends_is_not_taken_for_ever(http: HttpClient) -> None:
+    async with http.connection() as connection:
+        await connection.send(connection.head("POST", CHAT, {"content-length": str(1 << 40)}))
+        assert (await connection.answer()).status == 413
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await connection.send(b" " * (1 << 20))
 
 
 async def test_strangers_send_no_body_at_all(gateway: GatewayProcess) -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 32 << 10
 # Connections, and those of them that wait for a head.
 MAX_CONNECTIONS = 8192
+# Of a body that was refused: the client may read the answer only when it has sent all.
+_MOST_LINGERED_BYTES = 256 << 20
 # From a connection's first moment, or the first byte after an answer, to the end of the head.
 HEAD_LIMIT_S = 10.0
 # A silent connection is asked whether it is there after this long, then as often.
@@ -105,6 +107,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._held_bytes = 0
         self._head_bytes = 0
         self._is_deaf = False
+        self._lingers = False
+        self._lingered_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -176,18 +180,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self._bounds.work(self)
         super().on_headers_complete()
+        self.cycle.send = _lingering(self.cycle, self._linger)  # type: ignore[method-assign, assignment]
         if self.scope["http_version"] != "1.1":
             self.cycle.send = _close_delimited(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_body(self, body: bytes) -> None:
         self._held_bytes = 0
-        if not self._is_deaf:
+        self._lingered_bytes += len(body) if self._lingers else 0
+        if self._lingered_bytes > _MOST_LINGERED_BYTES:
+            self.transport.close()
+        elif not self._is_deaf:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._held_bytes = 0
-        if not self._is_deaf:
+        if self._lingers:
+            self.transport.close()
+        elif not self._is_deaf:
             super().on_message_complete()
+
+    def _linger(self) -> None:
+        """Take the rest of the body before the connection closes, for as long as a head may take."""
+        self._lingers = True
+        self._start_head_timer()
 
     def on_response_complete(self) -> None:
         if self._is_open:
@@ -197,7 +212,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_serving(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self.cycle is not None and (self._lingers or not self.cycle.response_complete)
 
     def _count(self, n_bytes: int) -> None:
         """Raises:
@@ -234,6 +249,25 @@ def protocol_factory(bounds: Connections) -> Callable[..., asyncio.Protocol]:
         return BoundedHttpProtocol(bounds, **arguments)
 
     return make
+
+
+def _lingering(
+    cycle: RequestResponseCycle, linger: Callable[[], None]
+) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
+    """How an answer is sent that closes the connection before the request's body is there.
+
+    A socket that is closed with bytes unread resets the connection, and the client may lose the answer.
+    """
+    send = cycle.send
+
+    async def sends(message: ASGISendEvent) -> None:
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if is_last and cycle.more_body and not cycle.keep_alive:
+            cycle.keep_alive = True
+            linger()
+        await send(message)
+
+    return sends
 
 
 def _close_delimited(
