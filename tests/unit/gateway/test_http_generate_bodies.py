@@ -8,8 +8,10 @@ from typing import Any, cast
 import pytest
 
 from inferflux.gateway.caller import Caller
-from inferflux.gateway.http import generate, reading
+from inferflux.gateway.http import reading
 from inferflux.gateway.http.exchange import to_json
+from inferflux.gateway.http.openai.bodies import GenerateBody
+from inferflux.gateway.http.openai.generate import to_request
 from inferflux.gateway.http.reading import BodyReader, parse
 from inferflux.gateway.models import ModelRegistry
 from inferflux.gateway.off_loop import LARGE_BYTES
@@ -32,6 +34,7 @@ async def test_only_a_large_message_is_parsed_by_another_thread(
 
     monkeypatch.setattr(reading, "parse", noted)
     data = to_json({"model": "m", "prompt": "a" * (n_bytes + 1)})
-    _, asked = await generate.read(Caller("t", "k"), data, BodyReader(cast("ModelRegistry", Named())))
-    assert len(asked.prompts[0].SerializeToString()) > n_bytes
+    bodies = BodyReader(cast("ModelRegistry", Named()))
+    _, prompt = await bodies.read(Caller("t", "k"), data, GenerateBody, to_request)
+    assert len(prompt.SerializeToString()) > n_bytes
     assert threads == [is_on_loop]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -31,13 +32,13 @@ from inferflux.common.sharing import may_have_more
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.off_loop import off_loop_if_large
 
-from .answering import Answering, of_choice_context
+from .answering import Answering, Asked, of_choice_context
 from .endpoint import Edge
 from .errors import in_words_of
 from .exchange import client_of, to_json
-from .generate import read
 from .json_size import check_json_size
 from .openai import generate
+from .openai.bodies import GenerateBody
 from .reading import BodyReader
 
 log = logs.get()
@@ -145,7 +146,8 @@ class WebSocketEndpoint:
 
     async def _answer(self, socket: _Socket, context: CallContext, caller: Caller, message: bytes) -> None:
         await off_loop_if_large(len(message), lambda: check_json_size(message))
-        _, asked = await read(caller, message, self._bodies)
+        body, prompt = await self._bodies.read(caller, message, GenerateBody, generate.to_request)
+        asked = Asked([prompt], 1, partial(generate.field_names, body))
         stream = generate.ChunkStream()
         await socket.send({"request_id": context.request_id})
         try:

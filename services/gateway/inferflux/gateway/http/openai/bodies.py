@@ -200,11 +200,6 @@ class ToolBody(FunctionBody):
     format: CustomFormat | None = None
 
     @property
-    def as_function(self) -> FunctionBody:
-        """The part that says what the function is."""
-        return self.function or self
-
-    @property
     def as_custom(self) -> CustomBody | ToolBody:
         """The part that says what the custom tool is."""
         return self.custom or self

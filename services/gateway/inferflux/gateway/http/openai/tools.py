@@ -148,7 +148,7 @@ def _tool(tool: ToolBody, field: str, inner: str) -> inference_pb2.Tool:
         return custom_tools.to_tool(tool, field)
     if tool.type != "function":
         raise unsupported(f"{field}.type", f"{tool.type[:32]!r} is none of {', '.join(_TYPES)}")
-    function = tool.as_function
+    function: FunctionBody = tool.function or tool
     where = f"{field}.function" if tool.function else field
     if tool.function is None and tool.name is None:
         where = f"{field}{inner}"
