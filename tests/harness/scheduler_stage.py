@@ -131,6 +131,7 @@ class Stage:
         window_s: int = 0,
         prompt: Sequence[int] = (1, 2, 3),
         answer_format: generation_pb2.AnswerFormat | None = None,
+        image_id: str = "",
     ) -> None:
         now_ms = round((time.time() + clock_ahead_s) * 1000)
         request = scheduler_pb2.InferenceRequest(
@@ -147,6 +148,8 @@ class Stage:
             answer_format=answer_format,
         )
         request.params.max_tokens = max_tokens
+        if image_id:
+            request.images.add(id=image_id)
         await self.enqueue(request_id, model, request.SerializeToString())
 
     async def enqueue(self, message_id: str, model: str, payload: bytes) -> None:

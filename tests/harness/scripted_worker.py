@@ -119,8 +119,9 @@ class ScriptedWorker:
         event.worker_id, event.incarnation = self.worker_id, self.incarnation
         await self.bus.publish(subjects.SCHEDULER_EVENTS, event.SerializeToString())
 
-    async def die_engine(self) -> None:
+    async def die_engine(self, killer_image_id: str = "") -> None:
         event = scheduler_pb2.WorkerEvent()
+        event.engine_died.killer_image_id = killer_image_id
         event.engine_died.message = "killed by the test"
         for item in self.items.values():
             event.engine_died.residents.add(

@@ -259,3 +259,22 @@ async def test_what_tenants_were_served_outlives_the_leader(theatre: Stage) -> N
     await theatre.status(lambda s: s.running == 1 and s.queued == 2)
     await worker.emit("m1", 1, is_last=True)
     await worker.has("m2")  # g2 came first
+
+
+async def test_the_next_leader_knows_which_images_engines_crashed_over(
+    theatre: Stage, pair: tuple[Standby, Standby]
+) -> None:
+    image_id = "a" * 64
+    worker = await theatre.add_worker("w1")
+    await theatre.submit("first", image_id=image_id)
+    await worker.has("first")
+    await worker.die_engine(image_id)
+    assert (await theatre.read("first")).outcome == "POISON_REQUEST"
+    bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
+    async with asyncio.timeout(10):
+        while (entry := await bucket.get(subjects.killer_images(WHOLE))) is None or b"a" not in entry.value:
+            await asyncio.sleep(0.05)
+    pair[0].signal(signal.SIGKILL)
+    await led_by(theatre, "s1")
+    await theatre.submit("again", image_id=image_id)
+    assert (await theatre.read("again")).outcome == "POISON_REQUEST"

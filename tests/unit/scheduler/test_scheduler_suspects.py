@@ -325,3 +325,19 @@ def test_an_image_that_an_engine_crashed_over_is_tried_again_after_an_hour() -> 
     later = crashed.ask_about("later")
     crashed.end()
     assert crashed.outcome(later) == "length"
+
+
+def test_the_next_leader_takes_over_which_images_engines_crashed_over() -> None:
+    crashed, following = Crashed(1), Crashed(1)
+    crashed.ask_about("killer")
+    crashed.crash()
+    killers = following.world.core.killer_images
+    for unreadable in (b"", b"{", b"7", b"[[1]]", b'[["m", "a", "x", "y"]]', b'{"a": 1}'):
+        killers.restore(unreadable)
+    assert killers.encode() == b"[]"
+    killers.restore(crashed.world.core.killer_images.encode())
+    assert following.outcome(following.ask_about("later")) == "POISON_REQUEST"
+    following.world.pass_time(3601.0)
+    much_later = following.ask_about("much-later")
+    following.end()
+    assert following.outcome(much_later) == "length"

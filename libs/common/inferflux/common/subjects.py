@@ -99,6 +99,11 @@ def scheduler_lease(partition: Partition) -> str:
     return f"lease.{partition.name}"
 
 
+def killer_images(partition: Partition) -> str:
+    """Key of SCHEDULERS_BUCKET."""
+    return f"killers.{partition.name}"
+
+
 def tenant_shares(partition: Partition) -> str:
     """Key of SCHEDULERS_BUCKET."""
     return f"shares.{partition.name}"

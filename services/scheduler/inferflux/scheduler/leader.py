@@ -21,12 +21,12 @@ from .core.defects import PlanningHealth, unschedulable
 from .core.scheduler import SchedulerCore
 from .guard import GuardedCore
 from .intake import end_by_name, take_in
+from .kept_store import Kept, KeptStore
 from .perform import Performer
 from .prefix_hints import PrefixHints
 from .process import Process
 from .reader_notices import serve_readers
 from .shares_exchange import SharesExchange
-from .shares_store import SharesStore
 from .spans import SchedulerSpans
 from .status import serve_status
 
@@ -147,12 +147,13 @@ class Leader:
                 background=asked,
             )
             exits.push_async_callback(admin.close)
-            if self._settings.policy == "fair":
-                shares = SharesStore(self._bus.key_value(subjects.SCHEDULERS_BUCKET), self._partition)
-                await shares.load(self.core.ledger)
-                exits.push_async_callback(shares.keep, self.core.ledger)
-            else:
-                shares = None
+            is_fair = self._settings.policy == "fair"
+            stores = [self._store(subjects.killer_images(self._partition), self.core.killer_images)]
+            if is_fair:
+                stores.append(self._store(subjects.tenant_shares(self._partition), self.core.ledger))
+            for store in stores:
+                await store.load()
+                exits.push_async_callback(store.keep)
             jobs = self._jobs = await self._consume_jobs()
             exits.push_async_callback(jobs.close)
             tasks = {
@@ -163,17 +164,17 @@ class Leader:
                 asyncio.create_task(self._performer.run()),
                 asyncio.create_task(self._tick_for_ever()),
                 asyncio.create_task(self._until_failed()),
+                *(asyncio.create_task(store.keep_for_ever()) for store in stores),
             }
-            if shares is not None:
-                tasks.add(asyncio.create_task(shares.keep_for_ever(self.core.ledger)))
-                if not self._partition.is_whole:
-                    exchange = SharesExchange(
-                        self._bus, self._partition, self._term, self.guard, self._metrics
-                    )
-                    tasks.add(asyncio.create_task(exchange.run()))
+            if is_fair and not self._partition.is_whole:
+                exchange = SharesExchange(self._bus, self._partition, self._term, self.guard, self._metrics)
+                tasks.add(asyncio.create_task(exchange.run()))
             exits.push_async_callback(cancel_all, tasks)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             await self._leave(done)
+
+    def _store(self, key: str, kept: Kept) -> KeptStore:
+        return KeptStore(self._bus.key_value(subjects.SCHEDULERS_BUCKET), key, kept)
 
     async def _leave(self, done: Collection[asyncio.Task[None]]) -> None:
         """Raise what ended one of the tasks; requests that are to blame for a defect end first."""

@@ -100,6 +100,7 @@ class SchedulerCore:
 
         queue = Queue(new_policy, new_running, lambda model: self._state.placement.sizes(model))
         self._state = SchedulerState(limits, queue, controller, term=term)
+        self.killer_images = self._state.killer_images
         self._planner = Planner(self._state, name=name)
         self._reports = WorkerReports(self._state)
         self._answers = BatchAnswers(self._state, self._planner, self._reports)

@@ -1,4 +1,4 @@
-"""What tenants have been served outlives leaders, whatever of it can be read when."""
+"""State that outlives leaders, whatever of it can be read when."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.partitions import WHOLE
 from inferflux.scheduler.core.ledger import Ledger
-from inferflux.scheduler.shares_store import SharesStore
+from inferflux.scheduler.kept_store import Kept, KeptStore
 
 
-def store_on(bus: Bus) -> SharesStore:
-    return SharesStore(bus.key_value(subjects.SCHEDULERS_BUCKET), WHOLE)
+def store_on(bus: Bus, kept: Kept) -> KeptStore:
+    return KeptStore(bus.key_value(subjects.SCHEDULERS_BUCKET), subjects.tenant_shares(WHOLE), kept)
 
 
 async def what_is_kept(bus: Bus) -> dict[str, float]:
     ledger = Ledger()
-    await store_on(bus).load(ledger)
+    await store_on(bus, ledger).load()
     return ledger.counters
 
 
@@ -27,19 +27,20 @@ async def test_what_could_not_be_read_at_first_is_read_before_it_is_written_over
     first = Ledger()
     first.set("greedy", 100.0)
     first.set("modest", 0.0)
-    await store_on(bus).keep(first)
+    await store_on(bus, first).keep()
 
-    following, store = Ledger(), store_on(other)
+    following = Ledger()
+    store = store_on(other, following)
     nats.cut(other)
-    await store.load(following)
+    await store.load()
     following.set("modest", 7.0)
-    await store.keep(following)
+    await store.keep()
     assert following.counters == {"modest": 7.0}
     nats.mend(other)
-    await store.keep(following)
+    await store.keep()
     assert following.counters == {"greedy": 100.0, "modest": 7.0}
     following.set("modest", 0.0)
-    await store.keep(following)
+    await store.keep()
     assert await what_is_kept(bus) == {"greedy": 100.0, "modest": 0.0}
     await bus.close()
     await other.close()

@@ -1,22 +1,27 @@
-"""What tenants have been served, kept from leader to leader."""
+"""State of a partition that is kept from leader to leader."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Protocol
 
-from inferflux.common import logs, subjects
+from inferflux.common import logs
 from inferflux.common.errors import InferFluxError
-from inferflux.common.partitions import Partition
 
 from .admin import Entry
-from .core.ledger import Ledger
 
 # A leader that is killed takes what was served since with it.
 _INTERVAL_S = 1.0
 _TIMEOUT_S = 0.5
 
-log = logs.get("scheduler.shares")
+log = logs.get("scheduler.kept")
+
+
+class Kept(Protocol):
+    """A part of the core that outlives leaders."""
+
+    def encode(self) -> bytes: ...
+    def restore(self, written: bytes) -> None: ...
 
 
 class Bucket(Protocol):
@@ -26,39 +31,40 @@ class Bucket(Protocol):
     async def update(self, key: str, value: bytes, *, revision: int, timeout_s: float) -> int | None: ...
 
 
-class SharesStore:
-    """One partition's counters, under a key of the bucket.
+class KeptStore:
+    """One part of a partition's state, under a key of the bucket.
 
-    Failures are logged: no request waits for shares.
+    Failures are logged: no request waits for it.
     """
 
-    def __init__(self, bucket: Bucket, partition: Partition) -> None:
+    def __init__(self, bucket: Bucket, key: str, kept: Kept) -> None:
         self._bucket = bucket
-        self._key = subjects.tenant_shares(partition)
+        self._key = key
+        self._kept = kept
         self._revision = 0
         self._written = b""
         self._is_loaded = False
 
-    async def load(self, ledger: Ledger) -> None:
+    async def load(self) -> None:
         """Take over what the last leader wrote. Where that cannot be read, `keep` tries again."""
         try:
             entry = await self._bucket.get(self._key, timeout_s=_TIMEOUT_S)
         except InferFluxError as error:
-            log.warning("the shares of tenants could not be read", reason=error.reason)
+            log.warning("what the last leader kept could not be read", key=self._key, reason=error.reason)
             return
         self._is_loaded = True
         if entry is not None:
             self._revision = entry.revision
-            ledger.restore(entry.value)
+            self._kept.restore(entry.value)
 
-    async def keep(self, ledger: Ledger) -> None:
-        """Write the counters if they have changed; not over what another leader has written since, nor over
+    async def keep(self) -> None:
+        """Write the state if it has changed; not over what another leader has written since, nor over
         what has not been read."""
         if not self._is_loaded:
-            await self.load(ledger)
+            await self.load()
             if not self._is_loaded:
                 return
-        value = ledger.encode()
+        value = self._kept.encode()
         if value == self._written:
             return
         try:
@@ -70,14 +76,14 @@ class SharesStore:
             if written is None:
                 entry = await self._bucket.get(self._key, timeout_s=_TIMEOUT_S)
         except InferFluxError as error:
-            log.warning("the shares of tenants could not be written", reason=error.reason)
+            log.warning("what the next leader needs could not be written", key=self._key, reason=error.reason)
             return
         if written is not None:
             self._revision, self._written = written, value
         elif entry is not None:
             self._revision = entry.revision
 
-    async def keep_for_ever(self, ledger: Ledger) -> None:
+    async def keep_for_ever(self) -> None:
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            await self.keep(ledger)
+            await self.keep()
