@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -35,10 +36,11 @@ async def stack(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield running
 
 
-async def test_a_request_that_kills_every_engine_fails_alone_among_twenty_others(
-    stack: Stack, client: Client
-) -> None:
-    requests = [countdown(start, 1) for start in range(30, 20, -1)] * 2
+@asynccontextmanager
+async def running(
+    client: Client, requests: Sequence[inference_pb2.ChatRequest]
+) -> AsyncIterator[list[Answer]]:
+    """Other requests run inside. In the end each has the answer that it has where nothing dies."""
     expected = await undisturbed(client, requests)
     answers = [Answer() for _ in requests]
     others = [
@@ -47,15 +49,10 @@ async def test_a_request_that_kills_every_engine_fails_alone_among_twenty_others
     ]
     async with asyncio.timeout(30):
         await answers[0].first_token.wait()
-    poison = prompt("Poison", max_tokens=64)
-    poison.priority = 9  # it goes first, and runs beside others
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.ask(poison, request_id="poison")
-    assert from_rpc(caught.value).reason == "POISON_REQUEST"
+    yield answers
     async with asyncio.timeout(60):
         await asyncio.gather(*others)
     assert [(a.token_ids, a.text) for a in answers] == [(e.token_ids, e.text) for e in expected]
-    assert any(len(a.epochs) > 1 for a in answers), "none of the others was on a dying engine"
     await client.until_idle()
 
 
@@ -82,29 +79,29 @@ def about(image: bytes) -> inference_pb2.ChatRequest:
     )
 
 
+async def test_a_request_that_kills_every_engine_fails_alone_among_twenty_others(
+    stack: Stack, client: Client
+) -> None:
+    poison = prompt("Poison", max_tokens=64)
+    poison.priority = 9  # it goes first, and runs beside others
+    async with running(client, [countdown(start, 1) for start in range(30, 20, -1)] * 2) as answers:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await client.ask(poison, request_id="poison")
+        assert from_rpc(caught.value).reason == "POISON_REQUEST"
+    assert any(len(a.epochs) > 1 for a in answers), "none of the others was on a dying engine"
+
+
 async def test_an_image_that_an_engine_crashes_over_costs_one_engine_and_no_other_answer(
     stack: Stack, client: Client
 ) -> None:
-    requests = [countdown(start, 1) for start in (30, 29, 28, 27)]
-    expected = await undisturbed(client, requests)
     engines = engines_of(stack)
-    answers = [Answer() for _ in requests]
-    others = [
-        asyncio.create_task(client.ask(request, request_id=f"other-{i}", answer=answer))
-        for i, (request, answer) in enumerate(zip(requests, answers, strict=True))
-    ]
-    async with asyncio.timeout(30):
-        await answers[0].first_token.wait()
-    for name in ("image-1", "image-2"):  # as a client that tries again
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await client.ask(about(picture(1, width=33, height=33)), request_id=name)
-        error = from_rpc(caught.value)
-        assert isinstance(error, InvalidArgument)
-        assert (error.reason, error.field) == ("POISON_REQUEST", "messages")
-        assert "GGML_ASSERT" in error.message
-    async with asyncio.timeout(60):
-        await asyncio.gather(*others)
-    assert [(a.token_ids, a.text) for a in answers] == [(e.token_ids, e.text) for e in expected]
-    await client.until_idle()
+    async with running(client, [countdown(start, 1) for start in (30, 29, 28, 27)]):
+        for name in ("image-1", "image-2"):  # as a client that tries again
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await client.ask(about(picture(1, width=33, height=33)), request_id=name)
+            error = from_rpc(caught.value)
+            assert isinstance(error, InvalidArgument)
+            assert (error.reason, error.field) == ("POISON_REQUEST", "messages")
+            assert "GGML_ASSERT" in error.message
     assert len(engines - engines_of(stack)) == 1
     await client.ask(about(picture(1)))
