@@ -69,7 +69,9 @@ async def test_a_path_without_its_version_is_the_same(stack: Stack) -> None:
     for path in ("/v1/chat/completions", "/chat/completions"):
         answer = await call(stack, path, {"messages": [HELLO], "temperature": 0, "max_tokens": 8})
         assert answer.json()["choices"][0]["message"]["content"].startswith("Hello")
-    assert (await call(stack, "/models")).json()["data"] == (await call(stack, "/v1/models")).json()["data"]
+    listed = (await call(stack, "/models")).json()
+    assert listed == (await call(stack, "/v1/models")).json()
+    assert [each["name"] for each in listed["models"]] == [each["id"] for each in listed["data"]]
 
 
 async def test_strangers_see_the_page_and_its_health_alone(stack: Stack) -> None:

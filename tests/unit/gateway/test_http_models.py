@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inferflux.gateway.http.llama_server.models import listed_json
 from inferflux.gateway.http.models import to_json
 from inferflux.v1 import model_pb2
 
@@ -40,3 +41,14 @@ def test_a_model_says_what_it_is_there_for() -> None:
 
 def test_whether_a_model_speculates_is_not_known_before_it_was_loaded() -> None:
     assert to_json(model_pb2.Model(card=model_pb2.ModelCard(name="m")), 1)["can_speculate"] is None
+
+
+def test_clients_of_llama_cpps_server_are_told_what_a_model_takes() -> None:
+    def told(**fields: object) -> list[str]:
+        return listed_json(model_pb2.ModelCard(name="m", **fields), "m:a")["capabilities"]  # type: ignore[arg-type]
+
+    assert listed_json(model_pb2.ModelCard(name="m", architecture="llama"), "m:a")["name"] == "m:a"
+    assert told() == ["completion"]
+    assert told(takes_images=True) == ["completion", "vision", "multimodal"]
+    assert told(takes_audio=True, can_call_tools=True) == ["completion", "tools", "audio", "multimodal"]
+    assert told(role=model_pb2.MODEL_ROLE_EMBEDDING) == ["embedding"]

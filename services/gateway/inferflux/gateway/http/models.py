@@ -13,6 +13,7 @@ from inferflux.v1 import model_pb2
 from .anthropic import models as anthropic
 from .endpoint import Request
 from .error_shapes import is_anthropic
+from .llama_server.models import listed_json
 
 
 class ListModels:
@@ -37,7 +38,9 @@ class ListModels:
             for model in served
             for each in (to_json(model, self._created), *adapters_json(model, self._created))
         ]
-        await request.exchange.answer_json({"object": "list", "data": data})
+        cards = (model.card for model in served for _ in range(1 + len(model.card.adapters)))
+        theirs = [listed_json(card, each["id"]) for card, each in zip(cards, data, strict=True)]
+        await request.exchange.answer_json({"object": "list", "data": data, "models": theirs})
 
 
 class GetModel:

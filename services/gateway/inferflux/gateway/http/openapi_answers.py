@@ -222,7 +222,11 @@ ANSWERS: dict[str, Schema] = {
     ),
     "Tokenized": _object(count=_COUNT, max_model_len=_COUNT, tokens=_IDS),
     "Detokenized": _object(prompt=_TEXT),
-    "Models": _object(object={"const": "list"}, data=_array(_ref("Model"))),
+    "Models": _object(
+        object={"const": "list"},
+        data=_array(_ref("Model")),
+        models=_array(_object(name=_TEXT, capabilities=_array(_TEXT), details=_ANY_OBJECT)),
+    ),
     "Model": _MODEL,
     "Readiness": _READINESS,
     "Health": _HEALTH,

@@ -30,7 +30,7 @@ def tags_json(model: model_pb2.Model, created: int) -> Iterator[Json]:
             "modified_at": rfc3339(created),
             "size": card.size_bytes,
             "digest": adapter.digest if adapter is not None else card.digest,
-            "details": _details(card),
+            "details": details(card),
         }
 
 
@@ -54,18 +54,19 @@ def show_json(model: model_pb2.Model, created: int) -> Json:
         "parameters": "",
         "template": "",
         "modified_at": rfc3339(created),
-        "details": _details(card),
+        "details": details(card),
         "model_info": {
             "general.architecture": card.architecture,
             "general.parameter_count": card.parameters,
             f"{card.architecture}.context_length": card.context_length,
         }
         | embedding,
-        "capabilities": [*_capabilities(card)],
+        "capabilities": [*capabilities(card)],
     }
 
 
-def _capabilities(card: model_pb2.ModelCard) -> Iterator[str]:
+def capabilities(card: model_pb2.ModelCard) -> Iterator[str]:
+    """Ollama's words for what a model can do."""
     if card.role == model_pb2.MODEL_ROLE_EMBEDDING:
         yield "embedding"
     if card.role not in (model_pb2.MODEL_ROLE_GENERATION, model_pb2.MODEL_ROLE_UNSPECIFIED):
@@ -79,7 +80,8 @@ def _capabilities(card: model_pb2.ModelCard) -> Iterator[str]:
         yield "audio"
 
 
-def _details(card: model_pb2.ModelCard) -> Json:
+def details(card: model_pb2.ModelCard) -> Json:
+    """Say of which family a model is, and how large."""
     return {
         "parent_model": "",
         "format": "gguf",
