@@ -217,6 +217,29 @@ async def test_what_cannot_be_used_is_refused_by_name(
     assert said in answer.error["message"]
 
 
+async def test_a_prompt_without_a_template_has_images_and_sounds_at_its_markers(http: HttpClient) -> None:
+    def body(*files: bytes, text: str = "A <__media__> and <__media__>.") -> dict[str, object]:
+        given = {"prompt_string": text, "multimodal_data": [base64.b64encode(f).decode() for f in files]}
+        return {"prompt": given, "temperature": 0, "n_predict": 8, "n_probs": 1, "ignore_eos": True}
+
+    async def told(*files: bytes) -> tuple[int, list[float]]:
+        answer = (await http.post("/completion", body(*files))).json()
+        return answer["tokens_evaluated"], [each["logprob"] for each in answer["completion_probabilities"]]
+
+    bare = (await http.post("/completion", body(text="A  and ."))).json()["tokens_evaluated"]
+    n, likely = await told(picture(1), tone(1.0))
+    other_n, other_likely = await told(picture(2), tone(1.0))
+    _, again_likely = await told(picture(1), tone(1.0))
+    assert n == other_n > bare + IMAGE_TOKENS + AUDIO_TOKENS - 4
+    assert apart(other_likely, likely) > 10 * apart(again_likely, likely)
+    for files, param in (
+        ((picture(), b"no image"), "prompt.multimodal_data[1]"),
+        ((b"",), "prompt.multimodal_data"),
+    ):
+        refused = await http.post("/completion", body(*files))
+        assert (refused.status, refused.error["param"]) == (400, param)
+
+
 async def test_an_answer_about_an_image_can_be_constrained_and_is_not_drafted(client: Client) -> None:
     request = asked(picture(7), max_tokens=40)
     request.params.ignore_eos = False

@@ -38,6 +38,11 @@ async def test_scripts_of_llama_cpps_server_find_their_paths(stack: Stack) -> No
     assert bare
     assert rendered.startswith(bare)
     assert rendered != bare
+    n_ctx = props["default_generation_settings"]["n_ctx"]
+    long = {"role": "user", "content": "%$7 " * n_ctx}
+    assert len((await call(stack, "/tokenize", {"messages": [long]})).json()["tokens"]) > n_ctx
+    whole = (await call(stack, "/apply-template", {"messages": [long]})).json()["prompt"]
+    assert long["content"].strip() in whole
     count = len((await call(stack, "/tokenize", {"messages": [HELLO]})).json()["tokens"])
     assert len((await call(stack, "/tokenize", unended)).json()["tokens"]) < count
     switched = {"messages": [HELLO], "chat_template_kwargs": {"enable_thinking": True}}

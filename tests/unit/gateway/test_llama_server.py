@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
+from harness.projectors import picture
 
 from inferflux.common.errors import InvalidArgument
 from inferflux.gateway.http.exchange import to_json
@@ -62,6 +64,31 @@ def test_a_prompt_is_a_text_or_token_ids(prompt: list[Any]) -> None:
     with pytest.raises(InvalidArgument) as caught:
         to_completion(body(prompt=prompt))
     assert (caught.value.field or "").startswith("prompt")
+
+
+def test_markers_of_a_prompt_stand_for_its_files() -> None:
+    files = [base64.b64encode(data).decode() for data in (picture(), b"RIFF....WAVE")]
+    asked = body(prompt={"prompt_string": "<__media__>a<__media__>", "multimodal_data": files})
+    [made] = to_completion(asked)
+    kinds = [part.WhichOneof("part") for part in made.parts.parts]
+    assert kinds == ["text", "image", "text", "audio", "text"]
+    assert [part.text for part in made.parts.parts][::2] == ["", "a", ""]
+    assert made.parts.parts[1].image.data == picture()
+    assert field_names(asked)["parts.parts[3].audio"] == "prompt.multimodal_data[1]"
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "field"),
+    [
+        ("a", [""], "prompt.multimodal_data"),
+        ("<__media__><__media__>", ["AAAA"], "prompt.multimodal_data"),
+        ("<__media__><__media__>", ["AAAA", "no base64!"], "prompt.multimodal_data[1]"),
+    ],
+)
+def test_a_prompt_has_a_file_for_each_marker(text: str, files: list[str], field: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        to_completion(body(prompt={"prompt_string": text, "multimodal_data": files}))
+    assert caught.value.field == field
 
 
 def test_files_of_a_project_precede_the_gap() -> None:

@@ -500,6 +500,28 @@ class TokenIds(_message.Message):
 Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
+class PromptParts(_message.Message):
+    """Texts, images and sounds in order. Nothing is put between them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___ContentPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptParts: _TypeAlias = PromptParts  # noqa: Y015
+
+@_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -507,6 +529,7 @@ class GenerateRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     TEXT_BYTES_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUME_WINDOW_S_FIELD_NUMBER: _builtins.int
@@ -532,6 +555,10 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
+    def parts(self) -> Global___PromptParts:
+        """No template renders them."""
+
+    @_builtins.property
     def params(self) -> _generation_pb2.GenerationParams: ...
     def __init__(
         self,
@@ -540,6 +567,7 @@ class GenerateRequest(_message.Message):
         text: _builtins.str = ...,
         text_bytes: _builtins.bytes = ...,
         token_ids: Global___TokenIds | None = ...,
+        parts: Global___PromptParts | None = ...,
         params: _generation_pb2.GenerationParams | None = ...,
         priority: _builtins.int = ...,
         resume_window_s: _builtins.int = ...,
@@ -547,13 +575,13 @@ class GenerateRequest(_message.Message):
         adapter: _builtins.str = ...,
         suffix: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_suffix", b"_suffix", "params", b"params", "prompt", b"prompt", "suffix", b"suffix", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_suffix", b"_suffix", "params", b"params", "parts", b"parts", "prompt", b"prompt", "suffix", b"suffix", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_suffix", b"_suffix", "adapter", b"adapter", "model", b"model", "params", b"params", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "suffix", b"suffix", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_suffix", b"_suffix", "adapter", b"adapter", "model", b"model", "params", b"params", "parts", b"parts", "priority", b"priority", "prompt", b"prompt", "resume_window_s", b"resume_window_s", "skip_answer_cache", b"skip_answer_cache", "suffix", b"suffix", "text", b"text", "text_bytes", b"text_bytes", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__suffix: _TypeAlias = _typing.Literal["suffix"]  # noqa: Y015
     _WhichOneofArgType__suffix: _TypeAlias = _typing.Literal["_suffix", b"_suffix"]  # noqa: Y015
-    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "text_bytes", "token_ids"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "text_bytes", "token_ids", "parts"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__suffix) -> _WhichOneofReturnType__suffix | None: ...

@@ -26,15 +26,15 @@ from inferflux.v1 import generation_pb2 as inferflux_dot_v1_dot_generation__pb2
 from inferflux.v1 import inference_pb2 as inferflux_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinferflux/v1/tokenizer.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x1cinferflux/v1/inference.proto\"\x1d\n\rLoadTokenizer\x12\x0c\n\x04path\x18\x01 \x01(\t\"r\n\x0bStoredMedia\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06object\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12(\n\x06pieces\x18\x05 \x03(\x0b\x32\x18.inferflux.v1.MediaPiece\".\n\nMediaPiece\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\r\n\x05\x63\x65lls\x18\x02 \x01(\r\"\xbb\x02\n\nRenderChat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.ChatMessage\x12!\n\x05tools\x18\x02 \x03(\x0b\x32\x12.inferflux.v1.Tool\x12)\n\x06images\x18p \x03(\x0b\x32\x19.inferflux.v1.StoredMedia\x12\x16\n\x0eprojector_path\x18q \x01(\t\x12\x1d\n\x14\x63hat_template_kwargs\x18\x82\x01 \x01(\t\x12\x19\n\x10reasoning_effort\x18\x83\x01 \x01(\t\x12\x1f\n\x16\x63ontinue_final_message\x18\x85\x01 \x01(\x08\x12\x1f\n\x16skip_generation_prompt\x18\x86\x01 \x01(\x08\x12\x1e\n\x15has_optional_switches\x18\xbe\x01 \x01(\x08\".\n\x0cTokenizeText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x07is_bare\x18\xc8\x01 \x01(\x08\"K\n\x11\x43ompileConstraint\x12\x36\n\nconstraint\x18\x01 \x01(\x0b\x32\".inferflux.v1.StructuredConstraint\"`\n\rTokenizeTexts\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x12\n\x05query\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x10\n\x07is_bare\x18\xc8\x01 \x01(\x08\x42\x08\n\x06_query\"-\n\x0bTokenizeGap\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x0e\n\x06suffix\x18\x02 \x01(\t\"7\n\rDetokenizeIds\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.TokenIds\"\x13\n\x11\x44\x65scribeTokenizer\"Q\n\x12TokenizerDescribed\x12\x11\n\tbos_token\x18\x01 \x01(\t\x12\x11\n\teos_token\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t\"\xc7\x03\n\x10TokenizerRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12+\n\x04load\x18\x04 \x01(\x0b\x32\x1b.inferflux.v1.LoadTokenizerH\x00\x12(\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.RenderChatH\x00\x12*\n\x04text\x18\x06 \x01(\x0b\x32\x1a.inferflux.v1.TokenizeTextH\x00\x12\x32\n\x07\x63ompile\x18\x14 \x01(\x0b\x32\x1f.inferflux.v1.CompileConstraintH\x00\x12\x31\n\ndetokenize\x18\x07 \x01(\x0b\x32\x1b.inferflux.v1.DetokenizeIdsH\x00\x12,\n\x05texts\x18\x64 \x01(\x0b\x32\x1b.inferflux.v1.TokenizeTextsH\x00\x12)\n\x03gap\x18\xc8\x01 \x01(\x0b\x32\x19.inferflux.v1.TokenizeGapH\x00\x12\x34\n\x08\x64\x65scribe\x18\xc9\x01 \x01(\x0b\x32\x1f.inferflux.v1.DescribeTokenizerH\x00\x42\x06\n\x04work\"7\n\x0eTokenizedTexts\x12%\n\x05texts\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.TokenIds\",\n\x0fTokenizerLoaded\x12\x19\n\x11has_chat_template\x18\x01 \x01(\x08\"\xd7\x01\n\x0cRenderedChat\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.TokenIds\x12\x30\n\treasoning\x18\x03 \x01(\x0e\x32\x1d.inferflux.v1.ReasoningFormat\x12+\n\x06syntax\x18\x8c\x01 \x01(\x0b\x32\x1a.inferflux.v1.AnswerSyntax\x12\x0f\n\x06prefix\x18\x8d\x01 \x01(\t\x12)\n\x06images\x18n \x03(\x0b\x32\x19.inferflux.v1.PromptImageJ\x04\x08\x02\x10\x03\"\x14\n\x12\x43onstraintCompiled\"^\n\x0eTokenizerError\x12+\n\x05\x66\x61ult\x18\x01 \x01(\x0e\x32\x1c.inferflux.v1.TokenizerFault\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x05\x66ield\x18\x82\x01 \x01(\t\"\x8c\x03\n\x11TokenizerResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.inferflux.v1.TokenIdsH\x00\x12/\n\x06loaded\x18\x03 \x01(\x0b\x32\x1d.inferflux.v1.TokenizerLoadedH\x00\x12-\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1c.inferflux.v1.TokenizerErrorH\x00\x12\x34\n\x08\x63ompiled\x18\x14 \x01(\x0b\x32 .inferflux.v1.ConstraintCompiledH\x00\x12*\n\x04\x63hat\x18\x15 \x01(\x0b\x32\x1a.inferflux.v1.RenderedChatH\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12-\n\x05texts\x18\x64 \x01(\x0b\x32\x1c.inferflux.v1.TokenizedTextsH\x00\x12\x36\n\tdescribed\x18\xc9\x01 \x01(\x0b\x32 .inferflux.v1.TokenizerDescribedH\x00\x42\x08\n\x06result*\x99\x04\n\x0eTokenizerFault\x12\x1f\n\x1bTOKENIZER_FAULT_UNSPECIFIED\x10\x00\x12!\n\x1dTOKENIZER_FAULT_BAD_TOKENIZER\x10\x01\x12%\n!TOKENIZER_FAULT_UNKNOWN_TOKENIZER\x10\x02\x12\x1f\n\x1bTOKENIZER_FAULT_NO_TEMPLATE\x10\x03\x12 \n\x1cTOKENIZER_FAULT_BAD_TEMPLATE\x10\x04\x12\x1b\n\x17TOKENIZER_FAULT_REFUSED\x10\x05\x12\x1c\n\x18TOKENIZER_FAULT_BAD_TEXT\x10\x06\x12\x1c\n\x18TOKENIZER_FAULT_TOO_LONG\x10\x07\x12\"\n\x1eTOKENIZER_FAULT_BAD_CONSTRAINT\x10\x14\x12\x1c\n\x18TOKENIZER_FAULT_NO_TOOLS\x10\x15\x12\x1d\n\x19TOKENIZER_FAULT_NO_IMAGES\x10n\x12\x1d\n\x19TOKENIZER_FAULT_BAD_IMAGE\x10o\x12!\n\x1dTOKENIZER_FAULT_BAD_PROJECTOR\x10p\x12\x1d\n\x19TOKENIZER_FAULT_BAD_AUDIO\x10q\x12\x1e\n\x19TOKENIZER_FAULT_NO_INFILL\x10\xc8\x01\x12\x1e\n\x19TOKENIZER_FAULT_NO_SWITCH\x10\x82\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cinferflux/v1/tokenizer.proto\x12\x0cinferflux.v1\x1a\x1dinferflux/v1/generation.proto\x1a\x1cinferflux/v1/inference.proto\"\x1d\n\rLoadTokenizer\x12\x0c\n\x04path\x18\x01 \x01(\t\"r\n\x0bStoredMedia\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06object\x18\x02 \x01(\t\x12\r\n\x05width\x18\x03 \x01(\r\x12\x0e\n\x06height\x18\x04 \x01(\r\x12(\n\x06pieces\x18\x05 \x03(\x0b\x32\x18.inferflux.v1.MediaPiece\".\n\nMediaPiece\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\r\n\x05\x63\x65lls\x18\x02 \x01(\r\"\xce\x02\n\nRenderChat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.inferflux.v1.ChatMessage\x12!\n\x05tools\x18\x02 \x03(\x0b\x32\x12.inferflux.v1.Tool\x12)\n\x06images\x18p \x03(\x0b\x32\x19.inferflux.v1.StoredMedia\x12\x16\n\x0eprojector_path\x18q \x01(\t\x12\x1d\n\x14\x63hat_template_kwargs\x18\x82\x01 \x01(\t\x12\x19\n\x10reasoning_effort\x18\x83\x01 \x01(\t\x12\x1f\n\x16\x63ontinue_final_message\x18\x85\x01 \x01(\x08\x12\x1f\n\x16skip_generation_prompt\x18\x86\x01 \x01(\x08\x12\x1e\n\x15has_optional_switches\x18\xbe\x01 \x01(\x08\x12\x11\n\x08is_plain\x18\xd2\x01 \x01(\x08\".\n\x0cTokenizeText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x07is_bare\x18\xc8\x01 \x01(\x08\"K\n\x11\x43ompileConstraint\x12\x36\n\nconstraint\x18\x01 \x01(\x0b\x32\".inferflux.v1.StructuredConstraint\"`\n\rTokenizeTexts\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x12\n\x05query\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x10\n\x07is_bare\x18\xc8\x01 \x01(\x08\x42\x08\n\x06_query\"-\n\x0bTokenizeGap\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x0e\n\x06suffix\x18\x02 \x01(\t\"7\n\rDetokenizeIds\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.TokenIds\"\x13\n\x11\x44\x65scribeTokenizer\"Q\n\x12TokenizerDescribed\x12\x11\n\tbos_token\x18\x01 \x01(\t\x12\x11\n\teos_token\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t\"\xc7\x03\n\x10TokenizerRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12+\n\x04load\x18\x04 \x01(\x0b\x32\x1b.inferflux.v1.LoadTokenizerH\x00\x12(\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.RenderChatH\x00\x12*\n\x04text\x18\x06 \x01(\x0b\x32\x1a.inferflux.v1.TokenizeTextH\x00\x12\x32\n\x07\x63ompile\x18\x14 \x01(\x0b\x32\x1f.inferflux.v1.CompileConstraintH\x00\x12\x31\n\ndetokenize\x18\x07 \x01(\x0b\x32\x1b.inferflux.v1.DetokenizeIdsH\x00\x12,\n\x05texts\x18\x64 \x01(\x0b\x32\x1b.inferflux.v1.TokenizeTextsH\x00\x12)\n\x03gap\x18\xc8\x01 \x01(\x0b\x32\x19.inferflux.v1.TokenizeGapH\x00\x12\x34\n\x08\x64\x65scribe\x18\xc9\x01 \x01(\x0b\x32\x1f.inferflux.v1.DescribeTokenizerH\x00\x42\x06\n\x04work\"7\n\x0eTokenizedTexts\x12%\n\x05texts\x18\x01 \x03(\x0b\x32\x16.inferflux.v1.TokenIds\",\n\x0fTokenizerLoaded\x12\x19\n\x11has_chat_template\x18\x01 \x01(\x08\"\xd7\x01\n\x0cRenderedChat\x12&\n\x06tokens\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.TokenIds\x12\x30\n\treasoning\x18\x03 \x01(\x0e\x32\x1d.inferflux.v1.ReasoningFormat\x12+\n\x06syntax\x18\x8c\x01 \x01(\x0b\x32\x1a.inferflux.v1.AnswerSyntax\x12\x0f\n\x06prefix\x18\x8d\x01 \x01(\t\x12)\n\x06images\x18n \x03(\x0b\x32\x19.inferflux.v1.PromptImageJ\x04\x08\x02\x10\x03\"\x14\n\x12\x43onstraintCompiled\"^\n\x0eTokenizerError\x12+\n\x05\x66\x61ult\x18\x01 \x01(\x0e\x32\x1c.inferflux.v1.TokenizerFault\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x05\x66ield\x18\x82\x01 \x01(\t\"\x8c\x03\n\x11TokenizerResponse\x12\n\n\x02id\x18\x01 \x01(\x04\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.inferflux.v1.TokenIdsH\x00\x12/\n\x06loaded\x18\x03 \x01(\x0b\x32\x1d.inferflux.v1.TokenizerLoadedH\x00\x12-\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1c.inferflux.v1.TokenizerErrorH\x00\x12\x34\n\x08\x63ompiled\x18\x14 \x01(\x0b\x32 .inferflux.v1.ConstraintCompiledH\x00\x12*\n\x04\x63hat\x18\x15 \x01(\x0b\x32\x1a.inferflux.v1.RenderedChatH\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12-\n\x05texts\x18\x64 \x01(\x0b\x32\x1c.inferflux.v1.TokenizedTextsH\x00\x12\x36\n\tdescribed\x18\xc9\x01 \x01(\x0b\x32 .inferflux.v1.TokenizerDescribedH\x00\x42\x08\n\x06result*\x99\x04\n\x0eTokenizerFault\x12\x1f\n\x1bTOKENIZER_FAULT_UNSPECIFIED\x10\x00\x12!\n\x1dTOKENIZER_FAULT_BAD_TOKENIZER\x10\x01\x12%\n!TOKENIZER_FAULT_UNKNOWN_TOKENIZER\x10\x02\x12\x1f\n\x1bTOKENIZER_FAULT_NO_TEMPLATE\x10\x03\x12 \n\x1cTOKENIZER_FAULT_BAD_TEMPLATE\x10\x04\x12\x1b\n\x17TOKENIZER_FAULT_REFUSED\x10\x05\x12\x1c\n\x18TOKENIZER_FAULT_BAD_TEXT\x10\x06\x12\x1c\n\x18TOKENIZER_FAULT_TOO_LONG\x10\x07\x12\"\n\x1eTOKENIZER_FAULT_BAD_CONSTRAINT\x10\x14\x12\x1c\n\x18TOKENIZER_FAULT_NO_TOOLS\x10\x15\x12\x1d\n\x19TOKENIZER_FAULT_NO_IMAGES\x10n\x12\x1d\n\x19TOKENIZER_FAULT_BAD_IMAGE\x10o\x12!\n\x1dTOKENIZER_FAULT_BAD_PROJECTOR\x10p\x12\x1d\n\x19TOKENIZER_FAULT_BAD_AUDIO\x10q\x12\x1e\n\x19TOKENIZER_FAULT_NO_INFILL\x10\xc8\x01\x12\x1e\n\x19TOKENIZER_FAULT_NO_SWITCH\x10\x82\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.tokenizer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIZERFAULT']._serialized_start=2348
-  _globals['_TOKENIZERFAULT']._serialized_end=2885
+  _globals['_TOKENIZERFAULT']._serialized_start=2367
+  _globals['_TOKENIZERFAULT']._serialized_end=2904
   _globals['_LOADTOKENIZER']._serialized_start=107
   _globals['_LOADTOKENIZER']._serialized_end=136
   _globals['_STOREDMEDIA']._serialized_start=138
@@ -42,33 +42,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEDIAPIECE']._serialized_start=254
   _globals['_MEDIAPIECE']._serialized_end=300
   _globals['_RENDERCHAT']._serialized_start=303
-  _globals['_RENDERCHAT']._serialized_end=618
-  _globals['_TOKENIZETEXT']._serialized_start=620
-  _globals['_TOKENIZETEXT']._serialized_end=666
-  _globals['_COMPILECONSTRAINT']._serialized_start=668
-  _globals['_COMPILECONSTRAINT']._serialized_end=743
-  _globals['_TOKENIZETEXTS']._serialized_start=745
-  _globals['_TOKENIZETEXTS']._serialized_end=841
-  _globals['_TOKENIZEGAP']._serialized_start=843
-  _globals['_TOKENIZEGAP']._serialized_end=888
-  _globals['_DETOKENIZEIDS']._serialized_start=890
-  _globals['_DETOKENIZEIDS']._serialized_end=945
-  _globals['_DESCRIBETOKENIZER']._serialized_start=947
-  _globals['_DESCRIBETOKENIZER']._serialized_end=966
-  _globals['_TOKENIZERDESCRIBED']._serialized_start=968
-  _globals['_TOKENIZERDESCRIBED']._serialized_end=1049
-  _globals['_TOKENIZERREQUEST']._serialized_start=1052
-  _globals['_TOKENIZERREQUEST']._serialized_end=1507
-  _globals['_TOKENIZEDTEXTS']._serialized_start=1509
-  _globals['_TOKENIZEDTEXTS']._serialized_end=1564
-  _globals['_TOKENIZERLOADED']._serialized_start=1566
-  _globals['_TOKENIZERLOADED']._serialized_end=1610
-  _globals['_RENDEREDCHAT']._serialized_start=1613
-  _globals['_RENDEREDCHAT']._serialized_end=1828
-  _globals['_CONSTRAINTCOMPILED']._serialized_start=1830
-  _globals['_CONSTRAINTCOMPILED']._serialized_end=1850
-  _globals['_TOKENIZERERROR']._serialized_start=1852
-  _globals['_TOKENIZERERROR']._serialized_end=1946
-  _globals['_TOKENIZERRESPONSE']._serialized_start=1949
-  _globals['_TOKENIZERRESPONSE']._serialized_end=2345
+  _globals['_RENDERCHAT']._serialized_end=637
+  _globals['_TOKENIZETEXT']._serialized_start=639
+  _globals['_TOKENIZETEXT']._serialized_end=685
+  _globals['_COMPILECONSTRAINT']._serialized_start=687
+  _globals['_COMPILECONSTRAINT']._serialized_end=762
+  _globals['_TOKENIZETEXTS']._serialized_start=764
+  _globals['_TOKENIZETEXTS']._serialized_end=860
+  _globals['_TOKENIZEGAP']._serialized_start=862
+  _globals['_TOKENIZEGAP']._serialized_end=907
+  _globals['_DETOKENIZEIDS']._serialized_start=909
+  _globals['_DETOKENIZEIDS']._serialized_end=964
+  _globals['_DESCRIBETOKENIZER']._serialized_start=966
+  _globals['_DESCRIBETOKENIZER']._serialized_end=985
+  _globals['_TOKENIZERDESCRIBED']._serialized_start=987
+  _globals['_TOKENIZERDESCRIBED']._serialized_end=1068
+  _globals['_TOKENIZERREQUEST']._serialized_start=1071
+  _globals['_TOKENIZERREQUEST']._serialized_end=1526
+  _globals['_TOKENIZEDTEXTS']._serialized_start=1528
+  _globals['_TOKENIZEDTEXTS']._serialized_end=1583
+  _globals['_TOKENIZERLOADED']._serialized_start=1585
+  _globals['_TOKENIZERLOADED']._serialized_end=1629
+  _globals['_RENDEREDCHAT']._serialized_start=1632
+  _globals['_RENDEREDCHAT']._serialized_end=1847
+  _globals['_CONSTRAINTCOMPILED']._serialized_start=1849
+  _globals['_CONSTRAINTCOMPILED']._serialized_end=1869
+  _globals['_TOKENIZERERROR']._serialized_start=1871
+  _globals['_TOKENIZERERROR']._serialized_end=1965
+  _globals['_TOKENIZERRESPONSE']._serialized_start=1968
+  _globals['_TOKENIZERRESPONSE']._serialized_end=2364
 # @@protoc_insertion_point(module_scope)

@@ -191,6 +191,7 @@ class RenderChat(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     SKIP_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     HAS_OPTIONAL_SWITCHES_FIELD_NUMBER: _builtins.int
+    IS_PLAIN_FIELD_NUMBER: _builtins.int
     projector_path: _builtins.str
     chat_template_kwargs: _builtins.str
     """As in ChatRequest."""
@@ -198,6 +199,8 @@ class RenderChat(_message.Message):
     continue_final_message: _builtins.bool
     skip_generation_prompt: _builtins.bool
     has_optional_switches: _builtins.bool
+    is_plain: _builtins.bool
+    """The parts of the only message are the prompt: no template renders them."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.ChatMessage]: ...
     @_builtins.property
@@ -218,10 +221,11 @@ class RenderChat(_message.Message):
         continue_final_message: _builtins.bool = ...,
         skip_generation_prompt: _builtins.bool = ...,
         has_optional_switches: _builtins.bool = ...,
+        is_plain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "has_optional_switches", b"has_optional_switches", "images", b"images", "messages", b"messages", "projector_path", b"projector_path", "reasoning_effort", b"reasoning_effort", "skip_generation_prompt", b"skip_generation_prompt", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "has_optional_switches", b"has_optional_switches", "images", b"images", "is_plain", b"is_plain", "messages", b"messages", "projector_path", b"projector_path", "reasoning_effort", b"reasoning_effort", "skip_generation_prompt", b"skip_generation_prompt", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -164,7 +164,7 @@ class Pipeline:
             use = await off_loop_if_large(size, lambda: tool_use_of(request), above=LARGE_SCHEMA)
             held = await self._constraints.checked(request.params, card)
             params, unenforced = held.params, [*held.unenforced, *use.unenforced]
-            chat = await self._rendered(request, card, use.tools)
+            chat = await self._rendered(request, card, use.tools, context_length=card.context_length)
             has_constraint = params.HasField("constraint")
             if use.functions:
                 content = params.constraint if has_constraint else None
@@ -203,6 +203,8 @@ class Pipeline:
             generation.note_prompt(text if isinstance(text, str) else " ".join(map(str, text)))
             if request.HasField("suffix"):
                 prompt = await self._gap(text, request.suffix, card)
+            elif request.HasField("parts"):
+                prompt = await self._of_parts(request.parts, card)
             else:
                 prompt = await self._prompt(text, request.WhichOneof("prompt") or "prompt", card)
             await self._submit(generation, call, card, prompt, request, params, adapter=adapter)
@@ -297,20 +299,34 @@ class Pipeline:
         if kind is None:
             raise InvalidArgument("one of text and conversation is needed", field="prompt")
         card, _ = await self._card(caller, request.model)
-        most = self._max_text_bytes
         if kind == "text":
-            validation.check_text(request.text, max_text_bytes=most, field="text")
+            validation.check_text(request.text, max_text_bytes=self._max_text_bytes, field="text")
             ids = await self._tokenizers.tokenize(
                 card.digest, request.text, card.context_length, field="text", is_bare=is_bare
             )
         else:
-            messages = request.conversation.messages
-            validation.check_messages(messages, max_text_bytes=most)
-            tools = request.conversation.tools
-            await off_loop_if_large(schema_bytes(tools), lambda: functions_of(tools), above=LARGE_SCHEMA)
-            chat = await self._rendered(request.conversation, card, request.conversation.tools)
-            ids = chat.tokens.ids
+            ids = await self._conversation(request.conversation, card, card.context_length)
         return inference_pb2.TokenizeResponse(token_ids=ids, context_length=card.context_length)
+
+    async def rendered(self, caller: Caller, model: str, conversation: inference_pb2.Conversation) -> str:
+        """The text of a conversation's prompt, without its images. It may be longer than the context.
+
+        Raises:
+            InvalidArgument: the prompt cannot be rendered.
+            PermissionDenied: the caller may not use the model.
+        """
+        card, _ = await self._card(caller, model)
+        ids = await self._conversation(conversation, card, 0)
+        return await self._tokenizers.detokenize(card.digest, without_placeholders(ids))
+
+    async def _conversation(
+        self, conversation: inference_pb2.Conversation, card: model_pb2.ModelCard, most: int
+    ) -> Sequence[int]:
+        """Token ids of a conversation, at most so many; 0: any number."""
+        validation.check_messages(conversation.messages, max_text_bytes=self._max_text_bytes)
+        tools = conversation.tools
+        await off_loop_if_large(schema_bytes(tools), lambda: functions_of(tools), above=LARGE_SCHEMA)
+        return (await self._rendered(conversation, card, tools, context_length=most)).tokens.ids
 
     async def detokenize(
         self, caller: Caller, request: inference_pb2.DetokenizeRequest
@@ -332,6 +348,8 @@ class Pipeline:
         chat: inference_pb2.ChatRequest | inference_pb2.Conversation,
         card: model_pb2.ModelCard,
         tools: Sequence[inference_pb2.Tool],
+        *,
+        context_length: int,
     ) -> tokenizer_pb2.RenderedChat:
         """The prompt of a conversation. Its images are stored by then."""
         asked = validation.prompt_form(chat)
@@ -340,7 +358,7 @@ class Pipeline:
         return await self._tokenizers.render_chat(
             card.digest,
             messages,
-            card.context_length,
+            context_length,
             tools=tools,
             images=images,
             projector=card.projector if images else "",
@@ -439,6 +457,21 @@ class Pipeline:
         validation.check_prompt_length(len(prompt), card, field=field)
         generation_limits.check_token_ids(prompt, card.vocabulary_size, field="token_ids.ids")
         return Prompt(prompt, field)
+
+    async def _of_parts(self, given: inference_pb2.PromptParts, card: model_pb2.ModelCard) -> Prompt:
+        """The prompt of texts, images and sounds. The latter are stored by then."""
+        messages = [inference_pb2.ChatMessage(role="user", parts=given.parts)]
+        name = "parts.parts[{1}]"
+        images = await self._images.of(messages, card, name=name) if self._images is not None else []
+        made = await self._tokenizers.render_chat(
+            card.digest,
+            messages,
+            card.context_length,
+            images=images,
+            projector=card.projector if images else "",
+            asked=tokenizer_pb2.RenderChat(is_plain=True),
+        )
+        return Prompt(made.tokens.ids, "parts", made.images)
 
     async def _gap(self, prefix: str | Sequence[int], suffix: str, card: model_pb2.ModelCard) -> Prompt:
         """The prompt of an answer that fills the gap between two texts.

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 
 from inferflux.common.chat_templates.capabilities import END_THINK, THINK, Capabilities
 from inferflux.common.chat_templates.conversation import Message, as_read
@@ -240,6 +241,14 @@ class TemplateRenderer:
             if not tools:
                 raise
             return render(described(tools))
+
+
+def plain(parts: Sequence[inference_pb2.ContentPart]) -> Rendered:
+    """A prompt that is given in parts. No template renders it."""
+    numbers = count()
+    told = [part.text if part.HasField("text") else next(numbers) for part in parts]
+    syntax = generation_pb2.AnswerSyntax()
+    return Rendered(told, generation_pb2.REASONING_FORMAT_UNSPECIFIED, syntax, "")
 
 
 def _texts_of(syntax: generation_pb2.AnswerSyntax) -> list[str]:

@@ -28,7 +28,7 @@ from inferflux.common.parent_death import exit_with_parent
 from inferflux.common.process_limits import bound
 from inferflux.v1 import tokenizer_pb2
 
-from .rendering import Asked
+from .rendering import Asked, plain
 from .tokenizer import Tokenizer
 from .tokenizer_fault import TokenizerFaultError
 
@@ -105,7 +105,10 @@ class TokenizerServer:
             response.tokens.ids.extend(ids)
             return
         if kind == "chat":
-            rendered = tokenizer.render(request.chat.messages, request.chat.tools, Asked.of(request.chat))
+            if request.chat.is_plain:
+                rendered = plain(request.chat.messages[0].parts)
+            else:
+                rendered = tokenizer.render(request.chat.messages, request.chat.tools, Asked.of(request.chat))
             if rendered.n_images != len(request.chat.images):
                 message = "there are other images than those of the messages"
                 raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_IMAGES, message)

@@ -95,7 +95,8 @@ class Tokenizers:
         if images:
             chat.projector_path = str(await self._tokenizer_path(projector))
         request = tokenizer_pb2.TokenizerRequest(digest=digest, context_length=context_length, chat=chat)
-        return (await self._model(digest).work(request, field="messages")).chat
+        field = "parts" if chat.is_plain else "messages"
+        return (await self._model(digest).work(request, field=field)).chat
 
     async def describe(self, digest: str) -> tokenizer_pb2.TokenizerDescribed:
         """Describe a tokenizer to programs that tokenize for themselves; raises as `render_chat`."""

@@ -113,11 +113,17 @@ def prompt_of(request: inference_pb2.GenerateRequest, *, max_text_bytes: int) ->
     """The prompt of a Generate request: a text, or token ids (not checked against a vocabulary yet)."""
     kind = request.WhichOneof("prompt")
     if kind is None:
-        raise InvalidArgument("one of text, text_bytes and token_ids is needed", field="prompt")
+        raise InvalidArgument("one of text, text_bytes, token_ids and parts is needed", field="prompt")
     if kind == "token_ids":
         if not request.token_ids.ids:
             raise InvalidArgument("token_ids is empty", field="token_ids")
         return request.token_ids.ids
+    if kind == "parts":
+        text = "".join(part.text for part in request.parts.parts)
+        if request.HasField("suffix"):
+            raise InvalidArgument("suffix: the prompt has to be a text", field="suffix")
+        check_text_size(len(text.encode()), max_text_bytes, kind)
+        return text
     text = request.text if kind == "text" else _decode(request.text_bytes)
     check_text(text, max_text_bytes=max_text_bytes, field=kind)
     return text

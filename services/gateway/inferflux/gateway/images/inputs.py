@@ -13,6 +13,8 @@ from inferflux.v1 import inference_pb2
 _DETAILS = frozenset({"", "auto", "low", "high"})
 _FORMATS = frozenset({"", "wav", "mp3"})
 _DATA = "data:"
+# The name of a part in errors, by the numbers of its message and of itself.
+OF_MESSAGES = "messages[{0}].parts[{1}]"
 _OF_URLS = bytes.maketrans(b"-_", b"+/")
 
 
@@ -32,8 +34,13 @@ class GivenMedia:
         return isinstance(self.input, inference_pb2.AudioInput)
 
 
-def given_media(messages: Sequence[inference_pb2.ChatMessage], *, most: int) -> list[GivenMedia]:
+def given_media(
+    messages: Sequence[inference_pb2.ChatMessage], *, most: int, name: str = OF_MESSAGES
+) -> list[GivenMedia]:
     """The images and sounds of a conversation, in order.
+
+    Args:
+        name: what a part is called in errors.
 
     Raises:
         InvalidArgument: a message has content and parts, an empty part, or an image or a sound where none may
@@ -45,7 +52,7 @@ def given_media(messages: Sequence[inference_pb2.ChatMessage], *, most: int) -> 
             field = f"messages[{i}].parts"
             raise InvalidArgument("a message has either content or parts", field=field)
         for j, part in enumerate(message.parts):
-            field = f"messages[{i}].parts[{j}]"
+            field = name.format(i, j)
             kind = part.WhichOneof("part")
             if kind is None:
                 raise InvalidArgument(f"{field} is empty", field=field)

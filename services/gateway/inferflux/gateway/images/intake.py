@@ -16,7 +16,7 @@ from inferflux.common.sounds import sound_id
 from inferflux.v1 import inference_pb2, model_pb2, tokenizer_pb2
 
 from .decoding import Decoding, ImageLimits
-from .inputs import GivenMedia, data_of, given_media, is_data_url
+from .inputs import OF_MESSAGES, GivenMedia, data_of, given_media, is_data_url
 
 # Objects that are known to be stored.
 _MOST_KNOWN = 4096
@@ -54,9 +54,16 @@ class ImageIntake:
         bus.on_reconnect(self._forget)
 
     async def of(
-        self, messages: Sequence[inference_pb2.ChatMessage], card: model_pb2.ModelCard
+        self,
+        messages: Sequence[inference_pb2.ChatMessage],
+        card: model_pb2.ModelCard,
+        *,
+        name: str = OF_MESSAGES,
     ) -> list[tokenizer_pb2.StoredMedia]:
         """The images and sounds of a conversation in order, stored.
+
+        Args:
+            name: what a part is called in errors.
 
         Raises:
             InvalidArgument: the model takes none (IMAGES_UNSUPPORTED, AUDIO_UNSUPPORTED), there are too many,
@@ -64,7 +71,7 @@ class ImageIntake:
             ResourceExhausted: too many wait to be decoded, or the bucket is full.
             Unavailable: NATS does not store them.
         """
-        given = given_media(messages, most=self._limits.count)
+        given = given_media(messages, most=self._limits.count, name=name)
         if not given:
             return []
         for each in given:

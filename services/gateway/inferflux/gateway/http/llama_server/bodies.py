@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from inferflux.gateway.http.bodies import Body, Int32, Items
 from inferflux.gateway.http.openai.bodies import SamplingBody, TokenizeBody
 
 
 class PromptText(Body):
     prompt_string: str
-    multimodal_data: Any = None
+    # Images and sounds in base64, for the markers of the text.
+    multimodal_data: Items[str] | None = None
 
 
 Text = str | PromptText

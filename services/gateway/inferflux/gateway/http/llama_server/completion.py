@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 from inferflux.common.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
 from inferflux.gateway.http.openai import constraints
 from inferflux.gateway.http.openai.answers import Head, Json, UnnamedEvents, finite, spoken_logprobs
 from inferflux.gateway.http.openai.fields import names_used
 from inferflux.gateway.http.openai.params import priority_of, to_params
 from inferflux.gateway.http.openai.token_texts import bytes_of, name_of
+from inferflux.gateway.images.inputs import file_of, is_sound_file
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .bodies import CompletionBody, InfillBody, PromptText
 
+# Stands for a file in a text, as in libmtmd.
+MEDIA_MARKER = "<__media__>"
+_FILES = "prompt.multimodal_data"
 # It has no slots that clients could name.
 _NO_SLOT = -1
 _STOP_TYPES = {
@@ -29,7 +32,7 @@ def to_completion(body: CompletionBody) -> list[inference_pb2.GenerateRequest]:
     """A request for each prompt.
 
     Raises:
-        InvalidArgument: there is none, or one has images.
+        InvalidArgument: there is none, or it has other files than markers.
     """
     if not body.prompt:
         raise InvalidArgument("prompt is empty", field="prompt")
@@ -46,12 +49,28 @@ def prompts_of(body: CompletionBody | InfillBody) -> Sequence[object]:
 def _of_prompt(body: CompletionBody, prompt: object) -> inference_pb2.GenerateRequest:
     request = _request(body)
     if isinstance(prompt, PromptText) and prompt.multimodal_data:
-        raise unsupported("prompt.multimodal_data", "chats take images and sounds")
-    if isinstance(prompt, list):
+        request.parts.parts.extend(_parts(prompt.prompt_string, prompt.multimodal_data))
+    elif isinstance(prompt, list):
         request.token_ids.CopyFrom(inference_pb2.TokenIds(ids=prompt))
     else:
         request.text = prompt.prompt_string if isinstance(prompt, PromptText) else str(prompt)
     return request
+
+
+def _parts(text: str, files: Sequence[str]) -> Iterator[inference_pb2.ContentPart]:
+    """Texts and files in turn: each marker of the text stands for a file."""
+    texts = text.split(MEDIA_MARKER)
+    if len(texts) != len(files) + 1:
+        message = f"{_FILES}: {len(files)} files for {len(texts) - 1} markers {MEDIA_MARKER} in prompt_string"
+        raise InvalidArgument(message, field=_FILES)
+    yield inference_pb2.ContentPart(text=texts[0])
+    for i, (file, rest) in enumerate(zip(files, texts[1:], strict=True)):
+        data = file_of(file, field=f"{_FILES}[{i}]")
+        if is_sound_file(data):
+            yield inference_pb2.ContentPart(audio=inference_pb2.AudioInput(data=data))
+        else:
+            yield inference_pb2.ContentPart(image=inference_pb2.ImageInput(data=data))
+        yield inference_pb2.ContentPart(text=rest)
 
 
 def to_infill(body: InfillBody) -> inference_pb2.GenerateRequest:
@@ -85,7 +104,10 @@ def field_names(body: CompletionBody | InfillBody) -> Mapping[str, str]:
     """Map fields that have another name inside to the client's names."""
     text, suffix = ("input_prefix", "input_suffix") if isinstance(body, InfillBody) else ("prompt", "suffix")
     given = {"text": text, "token_ids": text, "suffix": suffix, **constraints.field_names(body)}
-    return {**names_used(body), **given}
+    files = [len(one.multimodal_data or ()) for one in prompts_of(body) if isinstance(one, PromptText)]
+    for i in range(max(files, default=0)):
+        given |= {f"parts.parts[{2 * i + 1}].{kind}": f"{_FILES}[{i}]" for kind in ("image", "audio")}
+    return {**names_used(body), **given, "parts": text}
 
 
 class _Told:

@@ -20,7 +20,14 @@ from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
 from .bodies import CompletionBody, ContentBody, InfillBody
-from .completion import CompletionAnswer, CompletionStream, field_names, to_completion, to_infill
+from .completion import (
+    MEDIA_MARKER,
+    CompletionAnswer,
+    CompletionStream,
+    field_names,
+    to_completion,
+    to_infill,
+)
 
 READY = "/readyz"
 METRICS = "/metrics"
@@ -115,9 +122,7 @@ class ApplyTemplate:
     async def __call__(self, request: Request) -> None:
         body, asked = await self._bodies.read(request.caller, request.body, TokenizeBody, _to_render)
         try:
-            rendered = await self._pipeline.tokenize(request.caller, asked)
-            given = inference_pb2.DetokenizeRequest(model=body.model, token_ids=rendered.token_ids)
-            text = (await self._pipeline.detokenize(request.caller, given)).text
+            text = await self._pipeline.rendered(request.caller, asked.model, asked.conversation)
         except InferFluxError as error:
             raise in_words_of(error, tokens.tokenize_names(body)) from None
         await request.exchange.answer_json({"prompt": text})
@@ -183,6 +188,7 @@ class Props:
             "model_alias": card.name,
             "model_path": card.name,
             "modalities": {"vision": card.takes_images, "audio": card.takes_audio},
+            "media_marker": MEDIA_MARKER,
             "chat_template": told.chat_template,
             "bos_token": told.bos_token,
             "eos_token": told.eos_token,
