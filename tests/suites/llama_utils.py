@@ -133,6 +133,9 @@ class ServerProcess:
             made.body = answer.json()
         except ValueError:
             made.body = answer.text
+        if path.endswith("/models") and self.model and answer.ok:
+            # Its server has one model.
+            made.body["models"] = [one for one in made.body["models"] if one["name"] == self.model]
         if path.endswith("/chat/completions") and answer.ok and data.get("verbose", self.debug):
             # Its debugging tells the prompt, which is asked for here.
             asked = self._settled(path, data)
@@ -175,6 +178,8 @@ class ServerProcess:
         and goes on to the end: its test model never ends by itself."""
         if not isinstance(data, dict):
             return data
+        # The gateway fetches its pictures from here.
+        data = json.loads(re.sub(f'{PICTURE}[^"]*', self.pictures, json.dumps(data)))
         if self.model:
             data = {**data, "model": self.model}
         if "thinking" in data and self.model_hf_repo in STAND_INS:

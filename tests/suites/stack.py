@@ -19,8 +19,12 @@ from inferflux.v1 import model_pb2
 from tools.minilm import minilm_folder
 
 _WAIT_S = 300.0
-# For a busy machine.
-_PATIENT = {"INFERFLUX_GATEWAY_POLICY_TIMEOUT_S": "30", "INFERFLUX_POLICY_STORE_TIMEOUT_S": "10"}
+# For a busy machine, and pictures that are fetched from this one.
+_ENV = {
+    "INFERFLUX_GATEWAY_POLICY_TIMEOUT_S": "30",
+    "INFERFLUX_POLICY_STORE_TIMEOUT_S": "10",
+    "INFERFLUX_GATEWAY_IMAGE_NETWORKS": "127.0.0.1",
+}
 # Tokens: of the model with a small one.
 SMALL_CONTEXT = 256
 
@@ -49,7 +53,7 @@ async def served(model: Path, folder: Path) -> AsyncIterator[Served]:
         files["embedding"] = minilm_gguf(folder)
         last = changed(files["embedding"], {"bert.pooling_type": int(gguf.PoolingType.LAST)})
         files["embedding-last"] = _written(folder / "last.gguf", last)
-    async with Stack(StackOptions(model=model, slots=4, env=_PATIENT)) as stack:
+    async with Stack(StackOptions(model=model, slots=4, env=_ENV)) as stack:
         client = Client(stack.endpoint, stack.api_key)
         for purpose, path in files.items():
             request = model_pb2.LoadModelRequest(path=str(path), name=purpose)
