@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.scheduler_world import World, key_of, make_request, still_held
 
+from inferflux.common.errors import InvalidArgument
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits
@@ -212,7 +213,8 @@ def test_a_request_that_kills_two_engines_the_second_one_alone_is_failed(world: 
         world.settle()
         worker.beat()
         world.settle()
-    assert world.clients[key][-1].failed.reason == "POISON_REQUEST"
+    failed = world.clients[key][-1].failed
+    assert (failed.reason, failed.code) == ("POISON_REQUEST", InvalidArgument.code)
     world.check_quiet()
 
 

@@ -6,7 +6,6 @@ from inferflux.common import epochs
 from inferflux.common.errors import (
     DeadlineExceeded,
     InferFluxError,
-    Internal,
     InvalidArgument,
     Unavailable,
     to_failed,
@@ -70,10 +69,11 @@ def refusals_exhausted(message: str) -> tokens_pb2.Failed:
 
 
 def poison(job: Job) -> tokens_pb2.Failed:
+    """The request's own fault, so that no client repeats it: that would cost two engines more."""
     message = (
         f"request {job.key.request_id} ran on {job.engine_deaths} engines that died, on the last one alone"
     )
-    return _failed(Internal(message, reason="POISON_REQUEST"))
+    return _failed(InvalidArgument(message, reason="POISON_REQUEST"))
 
 
 def impossible(why: InvalidArgument) -> tokens_pb2.Failed:
