@@ -6,7 +6,7 @@ import functools
 
 import pytest
 from harness.model_paths import NAMES, model_path
-from harness.serving import Served
+from harness.serving import Served, load
 from harness.worker import batch_item
 
 from benchmarks.same_answer.trial import SLOTS, STATES, Trial, prompts_of
@@ -19,17 +19,14 @@ PROMPTS, ANSWER = 2, 10
 
 @functools.cache
 def backend(name: str, *, flash_attention: bool = True) -> Backend:
-    return Backend(
-        engine_pb2.EngineConfig(
-            model_path=str(model_path(name)),
-            slots=SLOTS,
-            sequences=32,
-            batch_tokens=512,
-            kv_cells=2048,
-            context_length=512,
-            threads=2,
-            flash_attention=flash_attention,
-        )
+    return load(
+        model_path(name),
+        slots=SLOTS,
+        sequences=32,
+        kv_cells=2048,
+        context_length=512,
+        threads=2,
+        flash_attention=flash_attention,
     )
 
 

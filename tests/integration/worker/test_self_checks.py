@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from harness.model_paths import DEMO, NAMES, model_path
+from harness.serving import load
 from numpy.typing import NDArray
 
 from inferflux.common.llama.native import llama
-from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.context import Context
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.engine.prefix_sharing import Sharing
@@ -27,18 +27,7 @@ each_model = pytest.mark.parametrize("name", NAMES)
 
 @functools.cache
 def backend(name: str) -> Backend:
-    return Backend(
-        engine_pb2.EngineConfig(
-            model_path=str(model_path(name)),
-            slots=2,
-            sequences=4,
-            batch_tokens=64,
-            kv_cells=1024,
-            context_length=512,
-            threads=1,
-            flash_attention=True,
-        )
-    )
+    return load(model_path(name), slots=2, sequences=4, batch_tokens=64, kv_cells=1024, context_length=512)
 
 
 @each_model
