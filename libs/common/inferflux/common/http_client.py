@@ -45,7 +45,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What a server answered, whatever its status: a redirect is one too.
+    """The answer of a server, whatever its status: a redirect is one too.
 
     Attributes:
         headers: with lower-case names; the last of several of one name.
@@ -236,7 +236,7 @@ class HttpClient:
             raise Unavailable(f"{_origin(target)}: {error}", reason="HTTP_BAD_PROXY") from None
 
     def _way_to(self, target: httpx2.URL) -> str:
-        """What is asked, for errors."""
+        """Return what is asked, for errors."""
         proxy = self._proxy_to(target)
         return _origin(target) + (f" through the proxy {proxy.origin}" if proxy else "")
 

@@ -50,7 +50,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Proxies:
-    """Which proxy leads to which server.
+    """The proxies by the servers that they lead to.
 
     Attributes:
         named: the URL of a proxy by scheme, `all` for every one; `no`: hosts that need none.

@@ -136,7 +136,7 @@ def host_command(host_id: str) -> str:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of those that a pattern with `*` (one token) and `>` (the rest) stands for."""
+    """A subject is one of those that a pattern with `*` (one token) and `>` (the rest) stands for."""
     wanted, given = pattern.split("."), subject.split(".")
     for i, part in enumerate(wanted):
         if part == ">":

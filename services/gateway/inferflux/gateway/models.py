@@ -1,4 +1,4 @@
-"""Which models are served or can be, learnt from the heartbeats of workers and the reports of hosts."""
+"""The models that are served or can be, learnt from the heartbeats of workers and the reports of hosts."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class _Worker:
     def is_as(
         self, state: scheduler_pb2.WorkerState.ValueType, cards: dict[str, model_pb2.ModelCard]
     ) -> bool:
-        """Whether a heartbeat says what the last one said."""
+        """Return whether a heartbeat says what the last one said."""
         return state == self.state and cards == self.cards
 
     def knows(self, name: str) -> bool:
-        """Whether it has the model, and its limits are known."""
+        """Return whether it has the model, and its limits are known."""
         card = self.cards.get(name)
         return card is not None and card.context_length > 0
 
@@ -172,11 +172,11 @@ class ModelTable:
         return len({name for w in self._workers.values() if _is_serving(w, now) for name in w.cards})
 
     def digests(self) -> set[str]:
-        """Of every known model."""
+        """The digests of every known model."""
         return set(self._digests)
 
     def has_digest(self, digest: str) -> bool:
-        """Whether a known model has it."""
+        """Return whether a known model has it."""
         return digest in self._digests
 
     def _drop(self, worker_id: str) -> None:
@@ -193,7 +193,7 @@ def _is_serving(worker: _Worker, now: float) -> bool:
 
 
 def _of_chosen_file(workers: list[_Worker], name: str, now: float) -> list[_Worker]:
-    """Those of the workers that have a model from the file that its name stands for: see `chosen_digest`."""
+    """The workers that have a model from the file that its name stands for: see `chosen_digest`."""
     digest = chosen_digest((w.cards[name].digest, not _is_serving(w, now)) for w in workers)
     return [worker for worker in workers if worker.cards[name].digest == digest]
 
@@ -295,11 +295,11 @@ class ModelRegistry:
         )
 
     def is_split(self, name: str) -> bool:
-        """Whether requests of this name are split over several models."""
+        """Return whether requests of this name are split over several models."""
         return self.splits.is_alias(name)
 
     def split_for(self, alias: str, caller: Caller) -> str:
-        """What an alias that is split means for a caller: one of those that it may use, and that can be
+        """The model that a split alias means for a caller: one of those that it may use, and that can be
         loaded."""
 
         def is_usable(target: str) -> bool:
@@ -310,7 +310,7 @@ class ModelRegistry:
         return self.splits.choose(alias, identity, is_usable)
 
     def _can_serve(self, model: str, adapter: str) -> bool:
-        """Whether a request for a model would not fail at once: a worker has it, or a host can load it and
+        """A request for a model would not fail at once: a worker has it, or a host can load it and
         did not fail to."""
         known = self._model(model)
         if known is None or self._card(model) is None:

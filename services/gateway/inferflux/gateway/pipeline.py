@@ -1,4 +1,4 @@
-"""What becomes of a call, whichever protocol it came by: admit, validate, render, tokenize, submit.
+"""The way of a call, whichever protocol it came by: admit, validate, render, tokenize, submit.
 
 A front translates: its protocol's call into a `CallContext` and a message of `inference.proto`, chunks and
 InferFluxErrors back. To disconnect a client, it cancels the task that serves the call. That holds in every
@@ -48,7 +48,7 @@ class Admits(Protocol):
 
 
 class ModelCards(Protocol):
-    """Who knows the served models; `inferflux.gateway.models.ModelRegistry` does."""
+    """The served models, as `inferflux.gateway.models.ModelRegistry` knows them."""
 
     def is_split(self, name: str) -> bool: ...
 
@@ -576,7 +576,7 @@ class Pipeline:
         card: model_pb2.ModelCard,
         request: inference_pb2.ChatRequest | inference_pb2.GenerateRequest,
     ) -> Query | None:
-        """What the answer cache is asked; None where it is not to be used, or cannot be."""
+        """Return what the answer cache is asked; None where it is not to be used, or cannot be."""
         if self._answers is None or call.caller.skips_answer_cache or request.skip_answer_cache:
             return None
         if request.params.HasField("prompt_logprobs"):  # they are no part of what is kept

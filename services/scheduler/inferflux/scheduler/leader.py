@@ -1,4 +1,4 @@
-"""What the process does while it leads."""
+"""The process while it leads."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class Leader:
 
     @property
     def readiness(self) -> tuple[bool, str]:
-        """Whether requests are scheduled, and what is missing or who leads."""
+        """Return whether requests are scheduled, and what is missing or who leads."""
         if not self._is_lease_held():
             return False, "the lease could not be renewed"
         if not self.core.is_settled:
@@ -213,7 +213,7 @@ class Leader:
         return True, f"leads in term {self._term}"
 
     def _are_hints_wanted(self, request: scheduler_pb2.InferenceRequest) -> bool:
-        """Whether there is a choice between workers, or an estimate of what is left to compute."""
+        """Return whether there is a choice between workers, or an estimate of what is left to compute."""
         has_estimate = self.core.policy in ("sjf", "fair") or request.deadline_unix_ms > 0
         return has_estimate or len(self.core.holders(request.model)) > 1
 
@@ -238,7 +238,7 @@ class Leader:
         )
 
     async def _has_all_jobs(self) -> bool:
-        """Whether the core has every job of the work queue."""
+        """Return whether the core has every job of the work queue."""
         jobs = self._jobs
         return jobs is not None and await jobs.has_all() and jobs.n_held <= len(self.core.jobs)
 

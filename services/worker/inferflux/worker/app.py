@@ -47,7 +47,7 @@ _Wished = tuple[ModelFile, Wish]
 
 
 class WorkerReadiness:
-    """What the process's probe says of its workers: it is ready when all of them are."""
+    """The answer to the process's probe: ready when all of its workers are."""
 
     def __init__(self, probe: Probe, worker_ids: Iterable[str]) -> None:
         self._probe = probe

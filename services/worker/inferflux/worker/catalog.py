@@ -78,7 +78,7 @@ class Wish:
 
     @property
     def has_sizes(self) -> bool:
-        """Whether it asks for a size of its own."""
+        """Return whether it asks for a size of its own."""
         return any(size is not None for size in self._sizes)
 
     @property
@@ -149,12 +149,12 @@ class Known:
 
     @property
     def role(self) -> model_pb2.ModelRole.ValueType:
-        """What it is there for."""
+        """The role that it has."""
         return self.wish.role or self.file.facts.role
 
     @property
     def is_held(self) -> bool:
-        """Whether it takes memory."""
+        """Return whether it takes memory."""
         return self.state in _HELD
 
     def check_room_for(self, adapter: str) -> None:
@@ -200,7 +200,7 @@ class Known:
         return self.to_message(reason_bytes=0).ByteSize() + _NUMBERS_BYTES
 
     def to_message(self, *, reason_bytes: int = MAX_REASON_BYTES) -> host_pb2.HostedModel:
-        """What the host reports of it.
+        """Return what the host reports of it.
 
         Args:
             reason_bytes: that the reason of a failure is cut to.
@@ -243,7 +243,7 @@ class Catalog:
 
     @property
     def free_bytes(self) -> int:
-        """What no loaded model takes."""
+        """Return what no loaded model takes."""
         return max(self.memory_bytes - sum(known.needs.total for known in self if known.is_held), 0)
 
     def get(self, name: str) -> Known:
@@ -256,7 +256,7 @@ class Catalog:
         return known
 
     def has(self, known: Known) -> bool:
-        """Whether this model, and no later one of its name, is known."""
+        """Return whether this model, and no later one of its name, is known."""
         return self._models.get(known.name) is known
 
     def add(self, known: Known) -> Known:

@@ -1,4 +1,4 @@
-"""Whether the engine makes progress (pure)."""
+"""A watch over the progress of the engine (pure)."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Completions:
             await self._answering.whole(request, asked, completions.CompletionAnswer(shape))
 
     async def _echoes(self, request: Request, prompts: Sequence[inference_pb2.GenerateRequest]) -> list[str]:
-        """What `echo` repeats of each prompt."""
+        """Return what `echo` repeats of each prompt."""
         fields = [f"prompt[{i}]" for i in range(len(prompts))] if len(prompts) > 1 else ["prompt"]
         async with request.exchange.cancelled_when_gone():
             return [await self._text(request, *pair) for pair in zip(prompts, fields, strict=True)]

@@ -170,7 +170,7 @@ class Exchange:
             task.cancel()
 
     async def _could(self, on_idle: Idle) -> bool:
-        """Whether the client took what was sent."""
+        """Return whether the client took what was sent."""
         try:
             await on_idle()
         except asyncio.CancelledError:
@@ -181,7 +181,7 @@ class Exchange:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the client left, or was cut off."""
+        """Return whether the client left, or was cut off."""
         return self._is_gone
 
     async def leave(self) -> None:

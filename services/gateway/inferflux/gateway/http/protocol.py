@@ -243,7 +243,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def protocol_factory(bounds: Connections) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn makes its protocols with."""
+    """Return what uvicorn makes its protocols with."""
 
     def make(**arguments: Any) -> BoundedHttpProtocol:
         return BoundedHttpProtocol(bounds, **arguments)

@@ -163,7 +163,7 @@ class WebSocketEndpoint:
 
 
 def _record_of(context: CallContext) -> CallRecord:
-    """Of one request of a websocket: the caller is the handshake's."""
+    """The context of one request of a websocket: the caller is the handshake's."""
     record = context.record
     return CallRecord(record.tenant, record.key_id, dict(record.about))
 

@@ -41,7 +41,7 @@ class KillerImages:
         return None
 
     def encode(self) -> bytes:
-        """What is written down: model, image id, when, and the cause of each."""
+        """Return what is written down: model, image id, when, and the cause of each."""
         entries = [[*key, *found] for key, found in self._found.items()]
         return json.dumps(entries[-_KEPT:]).encode()
 

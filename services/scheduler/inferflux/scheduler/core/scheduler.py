@@ -1,4 +1,4 @@
-"""What happens to the scheduler (pure): messages and the time in, actions out.
+"""The scheduler (pure): messages and the time in, actions out.
 
 Every `on_...` method takes one thing that happened and returns what to do about it; `plan` then gives
 waiting jobs their places.
@@ -152,7 +152,7 @@ class SchedulerCore:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it dispatches: the live workers and their requests are known."""
+        """Return whether it dispatches: the live workers and their requests are known."""
         return self._state.is_settled
 
     # What is asked of it
@@ -298,7 +298,7 @@ class SchedulerCore:
                 self._lost_jobs.report(attempt, now)
 
     def is_lost(self, attempt: Attempt) -> bool:
-        """Whether no job stands for it: none that has come, nor one that has ended lately, nor another
+        """Return whether no job stands for it: none that has come, nor one that has ended lately, nor another
         scheduler's."""
         is_here = attempt.key in self.jobs or self._state.has_finished(attempt.key)
         return self._is_alone and not is_here
@@ -479,7 +479,7 @@ class SchedulerCore:
         return [actions.EndLost(attempt) for attempt in self._lost_jobs.due(now)]
 
     def _hand_over(self, worker_id: str, now: float) -> list[Action]:
-        """What a draining worker still has goes to others."""
+        """The requests that a draining worker still has go to others."""
         out: list[Action] = []
         worker = self.table.get(worker_id)
         if worker is None or not self._reports.drains.holds(worker):
@@ -503,7 +503,7 @@ class SchedulerCore:
 
     @property
     def must_plan(self) -> bool:
-        """Whether `plan` could do anything now."""
+        """Return whether `plan` could do anything now."""
         return self._is_connected and self._state.must_plan
 
     def plan(self, now: float) -> list[Action]:

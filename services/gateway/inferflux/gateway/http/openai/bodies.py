@@ -84,7 +84,7 @@ class OwnFields(Body):
 
 
 class SamplingBody(OwnFields):
-    """What all bodies of OpenAI's API that generate have in common. Fields of other servers are kept for
+    """The fields that all generating bodies of OpenAI's API have. Fields of other servers are kept for
     `fields`."""
 
     model_config = ConfigDict(extra="allow")
@@ -105,7 +105,7 @@ class SamplingBody(OwnFields):
 
 
 class GenerationBody(SamplingBody):
-    """What chats and completions have in common."""
+    """The fields that chats and completions have in common."""
 
     stream_options: StreamOptions | None = None
     n: Choices | None = None
@@ -129,14 +129,14 @@ class InputAudio(Body):
 
 
 class ChatPart(Part):
-    """Of a message's content in a chat."""
+    """A part of a message's content in a chat."""
 
     image_url: ImageUrl | None = None
     input_audio: InputAudio | None = None
 
 
 class InputPart(Part):
-    """Of a message's content in a response."""
+    """A part of a message's content in a response."""
 
     image_url: str | None = None
     detail: str | None = None
@@ -192,7 +192,7 @@ class CustomBody(Body):
 
 
 class ToolBody(FunctionBody):
-    """Of a chat, with a function or a custom tool in it; of a response, with its fields."""
+    """A tool of a chat, with a function or a custom tool in it; of a response, with its fields."""
 
     type: str
     function: FunctionBody | None = None
@@ -244,7 +244,7 @@ class Message(Body):
 
 
 class ChatBody(GenerationBody):
-    """Of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Items[Message]
     max_completion_tokens: Int32 | None = None
@@ -278,7 +278,7 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """Of POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: str | Items[str] | Items[Int32] | Items[Items[Int32]]
     echo: bool | None = None
@@ -288,7 +288,7 @@ class CompletionBody(GenerationBody):
 
 
 class TokenizeBody(Body):
-    """Of POST /v1/tokenize."""
+    """The body of POST /v1/tokenize."""
 
     model: ModelName = ""
     prompt: str | None = None
@@ -302,7 +302,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """Of POST /v1/detokenize."""
+    """The body of POST /v1/detokenize."""
 
     model: ModelName = ""
     tokens: Items[Int32]
@@ -324,7 +324,7 @@ InputText = str | InputObject
 
 
 class EmbeddingsBody(Body):
-    """Of POST /v1/embeddings. The last group is not OpenAI's."""
+    """The body of POST /v1/embeddings. The last group is not OpenAI's."""
 
     model: ModelName = ""
     input: InputText | Items[Int32] | Items[InputText | Items[Int32]]
@@ -342,7 +342,7 @@ class DocumentBody(Body):
 
 
 class RerankBody(Body):
-    """Of POST /v1/rerank, in the shape of Jina's API; with `texts` in that of text-embeddings-inference."""
+    """The body of POST /v1/rerank, in Jina's shape; with `texts` in that of text-embeddings-inference."""
 
     model: ModelName = ""
     query: str
@@ -357,7 +357,7 @@ class RerankBody(Body):
 
 
 class GenerateBody(SamplingBody):
-    """Of POST /generate, and a message of the websocket."""
+    """The body of POST /generate, and a message of the websocket."""
 
     model: ModelName = ""
     prompt: str | Items[Int32] | None = None
@@ -412,7 +412,7 @@ class ReasoningOptions(Body):
 
 
 class ResponsesBody(SamplingBody):
-    """Of POST /v1/responses."""
+    """The body of POST /v1/responses."""
 
     input: str | Items[InputItem]
     instructions: str | None = None

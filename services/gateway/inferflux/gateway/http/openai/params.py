@@ -1,4 +1,4 @@
-"""What OpenAI's sampling fields, tiers and limits mean for us."""
+"""OpenAI's sampling fields, tiers and limits to ours."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _choice(body: ResponsesBody) -> inference_pb2.ToolChoice | None:
 
 
 def field_names(body: ResponsesBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Return what the client calls fields that have another name inside."""
     conversation = response_input.conversation(body)
     format_ = "text.format"
     constrained = {
@@ -122,7 +122,7 @@ _CUT = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What is known of a response before it begins.
+    """The part of a response that is known before it begins.
 
     Attributes:
         created: seconds since the Unix epoch.
@@ -208,7 +208,7 @@ class Response:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a limit or a guardrail ended it."""
+        """Return whether a limit or a guardrail ended it."""
         return self._finished.reason in _CUT
 
     def to_json(self) -> Json:
@@ -318,7 +318,7 @@ class ResponseStream:
         return []
 
     def failure(self, error: HttpError) -> list[Mapping[str, Any]]:
-        """What a response that fails ends with."""
+        """Return what a response that fails ends with."""
         said = error.body["error"]
         failed = {"code": said["code"], "message": said["message"]}
         whole = self._response.head.to_json("failed", [], error=failed)
@@ -336,7 +336,7 @@ class ResponseStream:
 
 
 def _dumped(value: Body | str | None) -> Any:
-    """What a client sent, as answers repeat it."""
+    """Return what a client sent, as answers repeat it."""
     if not isinstance(value, Body):
         return value
     return value.model_dump(exclude_none=True) | ({"strict": True} if isinstance(value, ToolBody) else {})

@@ -16,7 +16,7 @@ from inferflux.gateway.http.errors import unsupported
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What of a field is served.
+    """The values of a field that are served.
 
     Attributes:
         values: that may be given; null always may.

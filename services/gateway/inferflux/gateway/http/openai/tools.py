@@ -131,7 +131,7 @@ def arguments_of(given: str | dict[str, Any] | None) -> str:
 
 
 def field_names(tools: Sequence[ToolBody] | None) -> Mapping[str, str]:
-    """What clients of chats call the fields of their tools."""
+    """Return what clients of chats call the fields of their tools."""
     names = {"constraint.tool_calls.functions": "tools", "constraint.tool_calls": "tools"}
     for i, tool in enumerate(tools or []):
         if tool.function is not None:
