@@ -167,7 +167,7 @@ class Client:
 
     def generate(self, request_id: str = "", *, timeout_s: float | None = WAIT_S, **fields: Any) -> Stream:
         """Start Generate on model `demo` with the prompt "hello", unless `fields` say otherwise."""
-        if not {"text", "text_bytes", "token_ids"} & fields.keys():
+        if not {"text", "text_bytes", "token_ids", "parts"} & fields.keys():
             fields["text"] = "hello"
         request = inference_pb2.GenerateRequest(**({"model": "demo"} | fields))
         return Stream(

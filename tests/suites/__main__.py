@@ -50,7 +50,7 @@ async def _run(model: Path, only: str | None, folder: Path) -> list[Row]:
 
 def _rows(stack: Served, only: str | None, folder: Path) -> list[Row]:
     rows: list[Row] = []
-    if only != "clients":
+    if only in (None, "llama"):
         rows += llama_server.run(stack, folder)
     if only != "llama":
         rows += run_clients(stack, only)

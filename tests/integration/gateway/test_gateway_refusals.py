@@ -117,6 +117,10 @@ BAD_PROMPTS: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": {"ids": [1, VOCABULARY]}}, "token_ids.ids[1]"),
     ({"token_ids": {"ids": [-1]}}, "token_ids.ids[0]"),
     ({"token_ids": {"ids": [1] * CONTEXT}}, "token_ids"),
+    ({"parts": {"parts": []}}, "parts"),
+    ({"parts": {"parts": [{}]}}, "parts.parts[0]"),
+    ({"parts": {"parts": [{"text": "a"}, {"image": {"data": b"x"}}]}}, "parts.parts[1].image"),
+    ({"parts": {"parts": [{"text": "a"}]}, "suffix": "b"}, "suffix"),
 ]
 
 

@@ -119,6 +119,8 @@ def prompt_of(request: inference_pb2.GenerateRequest, *, max_text_bytes: int) ->
             raise InvalidArgument("token_ids is empty", field="token_ids")
         return request.token_ids.ids
     if kind == "parts":
+        if not request.parts.parts:
+            raise InvalidArgument("parts is empty", field=kind)
         text = "".join(part.text for part in request.parts.parts)
         if request.HasField("suffix"):
             raise InvalidArgument("suffix: the prompt has to be a text", field="suffix")
