@@ -215,3 +215,15 @@ def test_a_response_has_the_switches_of_a_chat() -> None:
     made = responses.to_request(response_body(chat_template_kwargs={"a": [1]}, enable_thinking=False))
     assert json.loads(made.chat_template_kwargs) == {"a": [1], "enable_thinking": False}
     assert not responses.to_request(response_body()).chat_template_kwargs
+
+
+def test_a_named_function_is_called_once_unless_calls_may_be_parallel() -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice, parallel, is_single in (
+        (named, None, True),
+        (named, False, True),
+        (named, True, False),
+        ("required", None, False),
+    ):
+        body = chat_body(tools=[F, G], tool_choice=choice, parallel_tool_calls=parallel)
+        assert tool_use_of(chat.to_request(body)).is_single is is_single

@@ -107,7 +107,9 @@ def tool_use_of(request: inference_pb2.ChatRequest) -> ToolUse:
             functions = _allowed(functions, request.tool_choice.allowed)
             if is_required and not functions:
                 raise InvalidArgument("tool_choice: there are no tools", field="tool_choice")
-    may_be_several = request.parallel_tool_calls or not request.HasField("parallel_tool_calls")
+    # A client that names one tool reads one call of it, as from vLLM.
+    is_named = request.tool_choice.WhichOneof("choice") == "name"
+    may_be_several = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else not is_named
     return ToolUse(request.tools if functions else (), functions, is_required, not may_be_several, unenforced)
 
 
