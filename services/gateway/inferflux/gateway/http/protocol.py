@@ -180,6 +180,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self._bounds.work(self)
         super().on_headers_complete()
+        if not self._is_serving:  # a websocket's head
+            return
         self.cycle.send = _lingering(self.cycle, self._linger)  # type: ignore[method-assign, assignment]
         if self.scope["http_version"] != "1.1":
             self.cycle.send = _close_delimited(self.cycle)  # type: ignore[method-assign, assignment]
