@@ -29,9 +29,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.common import grpc_client
-from inferflux.common.calls import CallContext
-from inferflux.common.servers import LOOPBACK, ServerProcess, free_port
+from inferflux.common.calls import grpc_client
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port
 from inferflux.gateway.admission import Admission
 from inferflux.v1 import generation_pb2, policy_pb2, policy_pb2_grpc
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
 from .command_line import add_json, make_parser, positive, write_json

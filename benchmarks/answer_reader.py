@@ -9,8 +9,8 @@ import argparse
 import json
 import time
 
-from inferflux.common.answers import families
-from inferflux.common.answers.parser import AnswerParser
+from inferflux.common.text.answers import families
+from inferflux.common.text.answers.parser import AnswerParser
 from inferflux.v1 import generation_pb2
 
 _JSON, _PYTHON, _GEMMA = (

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from inferflux.common.chat_templates.capabilities import Place
-from inferflux.common.chat_templates.sandbox import today
-from inferflux.common.chat_templates.switches import SwitchError, switches_of
-from inferflux.common.chat_templates.templates import ChatTemplate, Json, TemplateError
+from inferflux.common.text.chat_templates.capabilities import Place
+from inferflux.common.text.chat_templates.sandbox import today
+from inferflux.common.text.chat_templates.switches import SwitchError, switches_of
+from inferflux.common.text.chat_templates.templates import ChatTemplate, Json, TemplateError
 from inferflux.gateway.image_markers import ImageMarkers
 from inferflux.gateway.rendering import Asked, TemplateRenderer
 from inferflux.gateway.tokenizer_fault import TokenizerFaultError

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common.audit.reading import LineReader
+from inferflux.common.calls.audit.reading import LineReader
 
 from .command_line import add_json, make_parser, positive, write_json
 

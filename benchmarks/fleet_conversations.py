@@ -28,8 +28,8 @@ import grpc.aio
 from rich.console import Console
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
-from inferflux.common.address import split
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.address import split
 from inferflux.v1 import inference_pb2_grpc
 
 from .command_line import positive

@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
-from inferflux.common.priority import HIGHEST
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.requests.priority import HIGHEST
 from inferflux.v1 import inference_pb2_grpc
 
 from .command_line import add_json, make_parser, positive, write_json

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from inferflux.common import heap
+from inferflux.common.process.machine import heap
 
 from .command_line import add_json, make_parser, positive, write_json
 from .sim.figures import Waits

@@ -29,7 +29,7 @@ from rich.console import Console
 
 from inferflux.cli.client import Client
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import generation_pb2
 
 _SIZE_MB = 16

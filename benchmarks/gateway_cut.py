@@ -29,8 +29,8 @@ import grpc.aio
 from benchmarks.scheduling.ground import until
 from benchmarks.scheduling.streams import Stream, countdown
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
-from inferflux.common.servers import free_port
+from inferflux.common.calls import grpc_client
+from inferflux.common.servers.servers import free_port
 from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
 
 _SILENCE_S = 2.0

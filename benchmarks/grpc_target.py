@@ -7,7 +7,7 @@ import time
 import grpc
 import grpc.aio
 
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import (
     generation_pb2,
     inference_pb2,

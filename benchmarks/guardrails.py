@@ -21,9 +21,9 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 
-from inferflux.common.guardrails.compiled import CompiledRules
-from inferflux.common.guardrails.rules import Entry, RuleSet
-from inferflux.common.guardrails.stream import StreamGuard
+from inferflux.common.text.guardrails.compiled import CompiledRules
+from inferflux.common.text.guardrails.rules import Entry, RuleSet
+from inferflux.common.text.guardrails.stream import StreamGuard
 
 _LETTERS = {
     "ascii": "abcdefghijklmnopqrstuvwxyz",

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.common.frames import ChildEnd
+from inferflux.common.process.child.frames import ChildEnd
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.__main__ import Inbox, serve_step
 from inferflux.worker.engine.batch import Batch

@@ -24,10 +24,10 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from inferflux.common.constraints.checking import ConstraintError, check_of
-from inferflux.common.constraints.compiling import grammar_of, why_failed
-from inferflux.common.constraints.schema import NOTHING_MATCHES
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.text.constraints.checking import ConstraintError, check_of
+from inferflux.common.text.constraints.compiling import grammar_of, why_failed
+from inferflux.common.text.constraints.schema import NOTHING_MATCHES
 from inferflux.gateway.constraints import Constraints
 from inferflux.v1 import generation_pb2, model_pb2
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import unquote
 
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import inference_pb2, model_pb2
 
 from . import http2

@@ -23,10 +23,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.common.answers.families import syntax_in
-from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
-from inferflux.common.constraints.answers.schemas import parameter_types
+from inferflux.common.text.answers.families import syntax_in
+from inferflux.common.text.answers.parser import AnswerParser
+from inferflux.common.text.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
+from inferflux.common.text.constraints.answers.schemas import parameter_types
 from inferflux.gateway.rendering import Asked, Rendered, Renderer
 from inferflux.v1 import generation_pb2, inference_pb2
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inferflux.common.constraints.compiling import Compiler, grammar_of
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.constraints.compiling import Compiler, grammar_of
 from inferflux.gateway.tools import functions_of
 from inferflux.v1 import generation_pb2, inference_pb2
 

@@ -30,7 +30,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.common.constraints.compiling import Compiler
+from inferflux.common.text.constraints.compiling import Compiler
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.constraints import Constraints
 from inferflux.worker.engine.core import Engine

@@ -30,7 +30,7 @@ from benchmarks.scheduling.ground import Ground, ground, until_so
 from benchmarks.scheduling.streams import Underway, ends
 from benchmarks.stats import median
 from inferflux.cli.stack import StackOptions
-from inferflux.common.partitions import divide
+from inferflux.common.contract.partitions import divide
 
 _PARTITIONS = 8
 _EVERY_S = 0.02

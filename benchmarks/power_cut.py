@@ -31,10 +31,10 @@ from benchmarks.command_line import make_parser, positive
 from benchmarks.lab import LabError
 from benchmarks.store_sync import servers_of
 from benchmarks.unsynced import PowerCut
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.servers.servers import ServerProcess
 
 _APART_S = 0.01
 _PATIENCE_S = 120.0

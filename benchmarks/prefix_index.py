@@ -24,10 +24,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.common import store
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import BLOCKS_AT_ONCE, CachedBlock, Change, Holder, PrefixIndex, Tier
-from inferflux.common.servers import ServerProcess
+from inferflux.common.redis import store
+from inferflux.common.servers.servers import ServerProcess
 
 from .command_line import add_json, make_parser, positive, write_json
 from .stats import Summary, summary

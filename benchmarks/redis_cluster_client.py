@@ -29,10 +29,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.common import store
-from inferflux.common.redis_cluster.servers import PASSWORD, ClusterServers
-from inferflux.common.redis_cluster.slot_move import SlotMove
-from inferflux.common.servers import LOOPBACK
+from inferflux.common.redis import store
+from inferflux.common.servers.cluster_servers import PASSWORD, ClusterServers
+from inferflux.common.servers.servers import LOOPBACK
+from inferflux.common.servers.slot_move import SlotMove
 
 from .command_line import add_json, make_parser, positive, write_json
 

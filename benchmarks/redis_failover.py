@@ -28,12 +28,13 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.common import grpc_client, store
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import InferFluxError, Unavailable
-from inferflux.common.redis_cluster.servers import ClusterServers
-from inferflux.common.sentinel_servers import SentinelServers
-from inferflux.common.servers import ServerProcess
+from inferflux.common.calls import grpc_client
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.redis import store
+from inferflux.common.servers.cluster_servers import ClusterServers
+from inferflux.common.servers.sentinel_servers import SentinelServers
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.admission import Admission
 from inferflux.policy.storage.redis_keys import INDEX
 from inferflux.policy.usage_store import UsageStore

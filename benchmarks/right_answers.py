@@ -30,11 +30,11 @@ import jsonschema_rs
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from inferflux.common.answers.spelling import control_texts
-from inferflux.common.chat_templates.probe import prefix_of, reasoning_of, tool_support
-from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
-from inferflux.common.constraints.checking import ConstraintError
-from inferflux.common.constraints.compiling import grammar_of
+from inferflux.common.contract.requests.answer_spelling import control_texts
+from inferflux.common.text.chat_templates.probe import prefix_of, reasoning_of, tool_support
+from inferflux.common.text.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
+from inferflux.common.text.constraints.checking import ConstraintError
+from inferflux.common.text.constraints.compiling import grammar_of
 from inferflux.gateway.tools import functions_of
 from inferflux.v1 import generation_pb2, inference_pb2
 

@@ -29,9 +29,9 @@ from benchmarks.command_line import make_parser
 from benchmarks.stats import percentile
 from inferflux.cli.client import Client
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.servers import ServerProcess, free_port, nats_command, nats_members
+from inferflux.common.contract import subjects
+from inferflux.common.servers.servers import ServerProcess, free_port, nats_command, nats_members
 from inferflux.v1 import generation_pb2
 
 _VALUES = ("2m", "1s", "100ms", "10ms", "always")

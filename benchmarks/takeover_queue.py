@@ -31,10 +31,10 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
-from inferflux.common.errors import InferFluxError
-from inferflux.common.priority import HIGHEST
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.contract.requests.priority import HIGHEST
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .command_line import add_json, make_parser, positive, write_json

@@ -25,9 +25,9 @@ from rich.table import Table
 
 from benchmarks.command_line import make_parser, positive
 from benchmarks.stats import percentile
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.servers import ServerProcess, free_port, nats_command, nats_members
+from inferflux.common.contract import subjects
+from inferflux.common.servers.servers import ServerProcess, free_port, nats_command, nats_members
 
 _SERVERS = 3
 _COPIES = (1, 3)

@@ -31,11 +31,12 @@ from rich.table import Table
 from benchmarks.command_line import make_parser
 from inferflux.cli.cert_files import ca_file, files_of
 from inferflux.cli.certificates import write_certificates
-from inferflux.common import nats_users, subjects
 from inferflux.common.bus import Bus, JobConsumer, Message, StreamLimits
-from inferflux.common.private_files import write_private
-from inferflux.common.servers import LOOPBACK, ServerProcess, free_port, nats_command
-from inferflux.common.tls import TlsFiles
+from inferflux.common.contract import subjects
+from inferflux.common.process.private_files import write_private
+from inferflux.common.process.tls import TlsFiles
+from inferflux.common.servers import nats_users
+from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port, nats_command
 
 _WORKER = "worker-0"
 _PASSWORD = secrets.token_urlsafe(8)

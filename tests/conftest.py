@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from inferflux.common.bus import Bus
-from inferflux.common.servers import ServerProcess
+from inferflux.common.servers.servers import ServerProcess
 from tools.house import report
 
 # How long an example takes says how busy the machine is.

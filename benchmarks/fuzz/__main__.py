@@ -26,9 +26,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.command_line import make_parser
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
-from inferflux.common.address import split
-from inferflux.common.audit.reading import LineReader
+from inferflux.common.calls import grpc_client
+from inferflux.common.calls.audit.reading import LineReader
+from inferflux.common.contract.address import split
 from inferflux.v1 import model_pb2, model_pb2_grpc, policy_pb2, policy_pb2_grpc
 
 from .caller import Fuzzer, unknown_key

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from inferflux.common.grpc_metadata import SERVICE_KEY
+from inferflux.common.calls.grpc_metadata import SERVICE_KEY
 
 from .findings import Findings
 from .messages import Messages

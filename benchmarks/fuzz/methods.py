@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from inferflux.common.service_key import SERVICE
+from inferflux.common.calls.service_key import SERVICE
 from inferflux.gateway.http.routes import ADMIN
 from inferflux.gateway.rules import rules as gateway_rules
 from inferflux.policy.rules import RULES as POLICY_RULES

@@ -39,7 +39,7 @@ from rich.table import Table
 from benchmarks.command_line import make_parser
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common.address import split
+from inferflux.common.contract.address import split
 
 from .burst import Burst, burst
 from .client import WatchingClient

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from inferflux.cli.stack import Stack
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 
 _LIMIT_S = 300.0

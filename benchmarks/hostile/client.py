@@ -10,7 +10,7 @@ import grpc.aio
 
 from benchmarks.grpc_target import generate_request
 from inferflux.cli.stack import Stack
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import inference_pb2_grpc
 
 _PROMPT = list(range(100, 116))

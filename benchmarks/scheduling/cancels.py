@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from benchmarks.lab import BENCH_MODEL
 from benchmarks.rows import Reading
 from inferflux.cli.stack import StackOptions
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
+from inferflux.common.contract import subjects
 from inferflux.v1 import scheduler_pb2
 
 from .ground import URGENT, Bench, Ground, ground, until, until_so

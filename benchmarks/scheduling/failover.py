@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.lab import BENCH_MODEL, DEMO_MODEL, LabError
 from benchmarks.rows import Reading
 from inferflux.cli.stack import StackOptions
-from inferflux.common.cores import usable_cores
+from inferflux.common.process.machine.cores import usable_cores
 from inferflux.v1 import scheduler_pb2
 
 from .figures import Window, changed, first_admission_s, longest_gap_s, lost_or_doubled, median_gap_s

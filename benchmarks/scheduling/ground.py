@@ -19,9 +19,9 @@ from benchmarks.lab import LabError
 from benchmarks.prompts import Prompts, middle_of
 from inferflux.cli.client import Client
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
-from inferflux.common.address import split
-from inferflux.common.priority import HIGHEST
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.address import split
+from inferflux.common.contract.requests.priority import HIGHEST
 from inferflux.v1 import cluster_pb2, inference_pb2, policy_pb2, policy_pb2_grpc, scheduler_pb2
 
 from .streams import Caller, Request, Stream, hang_up

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from benchmarks.trace import Trace
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc, tokens_pb2
 
 Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest

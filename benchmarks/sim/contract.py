@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from inferflux.common.cache_scope import cache_scope_of
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.scheduler.core.jobs import Attempt, RequestKey
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from inferflux.common.cache_scope import cache_scope_of
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.actions import Action
 from inferflux.scheduler.core.fairness import FairnessSettings

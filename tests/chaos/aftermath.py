@@ -10,8 +10,8 @@ import nats.errors
 import nats.js.errors
 
 from inferflux.cli.client import Client
-from inferflux.common import subjects
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import cluster_pb2
 
 _POLL_S = 0.1

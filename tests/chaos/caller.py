@@ -14,7 +14,7 @@ from typing import Protocol
 import grpc.aio
 from harness.client import Client, countdown
 
-from inferflux.common.errors import (
+from inferflux.common.contract.errors import (
     AlreadyExists,
     Cancelled,
     InferFluxError,

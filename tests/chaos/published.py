@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
+from inferflux.common.contract import subjects
 from inferflux.v1 import tokens_pb2
 
 

@@ -19,9 +19,10 @@ from harness.leaders import leader_of
 
 from inferflux.cli.client import Client as AdminClient
 from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions, StartError
-from inferflux.common import grpc_client, logs
 from inferflux.common.bus import Bus
-from inferflux.common.priority import HIGHEST
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.requests.priority import HIGHEST
+from inferflux.common.process import logs
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import aftermath, disk, processes, published

@@ -63,7 +63,7 @@ async def test_the_gateway_alone_can_be_reached_from_this_machine(stack: Compose
 
 
 async def test_an_engine_takes_its_threads_from_the_containers_quota(stack: Compose) -> None:
-    ask = "from inferflux.common.cores import usable_cores; print(usable_cores())"
+    ask = "from inferflux.common.process.machine.cores import usable_cores; print(usable_cores())"
     for worker in await stack.containers("worker"):
         assert await worker.execute("python", "-c", ask) == "1"
 

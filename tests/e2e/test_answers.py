@@ -13,7 +13,7 @@ from harness.client import Answer, Client, Request, countdown, prompt
 from harness.inferctl import run
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import generation_pb2, inference_pb2, policy_pb2, policy_pb2_grpc
 
 pytestmark = pytest.mark.e2e

@@ -29,7 +29,7 @@ from inferflux.client import (
     Unavailable,
 )
 from inferflux.client.token_reader import TokenReader
-from inferflux.common.servers import free_port
+from inferflux.common.servers.servers import free_port
 from inferflux.v1 import cluster_pb2, generation_pb2
 
 pytestmark = pytest.mark.e2e

@@ -22,7 +22,7 @@ from harness.inferctl import run
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.v1 import model_pb2
 from tools.minilm import minilm_folder
 

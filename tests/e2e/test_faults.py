@@ -19,7 +19,7 @@ from harness.client import Answer, Client, Request, countdown, prompt, undisturb
 from harness.keys import key_of
 
 from inferflux.cli.stack import Stack
-from inferflux.common.subjects import STREAMS
+from inferflux.common.contract.subjects import STREAMS
 from inferflux.v1 import inference_pb2
 
 pytestmark = pytest.mark.e2e

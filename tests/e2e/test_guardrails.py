@@ -10,8 +10,8 @@ import pytest
 from harness.client import Client, prompt
 
 from inferflux.cli.stack import Stack
-from inferflux.common import grpc_client
-from inferflux.common.errors import from_rpc
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.errors import from_rpc
 from inferflux.v1 import generation_pb2, guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 pytestmark = pytest.mark.e2e

@@ -24,8 +24,8 @@ from harness.worker import DEMO_MODEL
 from inferflux.cli import client as cli
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.cli.target import Target
-from inferflux.common.errors import from_rpc
-from inferflux.common.servers import free_port
+from inferflux.common.contract.errors import from_rpc
+from inferflux.common.servers.servers import free_port
 from inferflux.v1 import inference_pb2, model_pb2, tokens_pb2
 from tools.random_adapter import write_adapter
 

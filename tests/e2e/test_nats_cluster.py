@@ -13,10 +13,10 @@ from harness.client import Client, countdown, prompt, undisturbed
 from harness.nats_cluster import SERVERS, NatsCluster
 
 from inferflux.cli.stack import Stack
-from inferflux.common import subjects
 from inferflux.common.bus import Bus
 from inferflux.common.bus.link import ApiError
-from inferflux.common.errors import DeadlineExceeded
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded
 from inferflux.v1 import inference_pb2
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

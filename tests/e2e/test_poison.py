@@ -16,7 +16,7 @@ from harness.client import MODEL, Answer, Client, countdown, prompt, undisturbed
 from harness.projectors import mixed_projector, picture
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.v1 import generation_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e

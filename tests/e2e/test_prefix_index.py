@@ -11,7 +11,7 @@ from harness.policy import until
 from redis.asyncio import Redis
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import store
+from inferflux.common.redis import store
 
 pytestmark = pytest.mark.e2e
 

@@ -11,8 +11,8 @@ from harness.client import Client, in_the_end, prompt
 from redis.crc import key_slot
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import store
-from inferflux.common.redis_cluster.slots import read_map
+from inferflux.common.redis import store
+from inferflux.common.redis.redis_cluster.slots import read_map
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -15,7 +15,7 @@ from harness.client import MODEL, Client, prompt
 from harness.http_client import openai_client
 
 from inferflux.cli.stack import Stack
-from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.common.contract.errors import InvalidArgument, from_rpc
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,7 @@ import pytest
 from harness.client import Client, in_the_end, prompt
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common import store
+from inferflux.common.redis import store
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

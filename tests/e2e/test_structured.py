@@ -16,7 +16,7 @@ from harness.client import Answer, Client, prompt
 from harness.inferctl import run
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.v1 import generation_pb2, inference_pb2
 from inferflux.v1.generation_pb2 import ChoiceConstraint as Choice
 

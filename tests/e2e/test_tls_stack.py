@@ -19,12 +19,13 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.cli.state_dir import StateDir
 from inferflux.client import AsyncClient, InferFluxError, Tls
 from inferflux.client.token_reader import TokenReader
-from inferflux.common import grpc_client, redis_users
 from inferflux.common.bus import Bus
-from inferflux.common.errors import Unavailable
-from inferflux.common.grpc_tls import channel_credentials
-from inferflux.common.servers import LOOPBACK, free_port
-from inferflux.common.tls import ClientTls, TlsFiles
+from inferflux.common.calls import grpc_client
+from inferflux.common.calls.grpc_tls import channel_credentials
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process.tls import ClientTls, TlsFiles
+from inferflux.common.servers import redis_users
+from inferflux.common.servers.servers import LOOPBACK, free_port
 
 pytestmark = pytest.mark.e2e
 MODEL = "inferflux-demo"

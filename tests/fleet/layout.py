@@ -10,10 +10,10 @@ from pathlib import Path
 
 from inferflux.cli.stack.options import find_model
 from inferflux.cli.stack.plan import ProcessSpec
-from inferflux.common import nats_users, redis_users
-from inferflux.common.private_files import write_private
-from inferflux.common.servers import NatsMember, nats_command, sentinel_command, valkey_command
-from inferflux.common.watched_servers import SERVICE, Watched
+from inferflux.common.process.private_files import write_private
+from inferflux.common.servers import nats_users, redis_users
+from inferflux.common.servers.servers import NatsMember, nats_command, sentinel_command, valkey_command
+from inferflux.common.servers.watched_servers import SERVICE, Watched
 
 from .network import Host
 

@@ -14,7 +14,7 @@ from chaos.workload import Whim
 
 from inferflux.client import AsyncClient
 from inferflux.client.async_stream import AsyncStream
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
 from inferflux.v1 import generation_pb2
 
 from .asks import Ask

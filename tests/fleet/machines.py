@@ -17,7 +17,7 @@ from inferflux.cli.client import Client as AdminClient
 from inferflux.cli.stack import readiness
 from inferflux.cli.stack.process import ManagedProcess
 from inferflux.cli.target import Target
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 
 from .clocks import shifted
 from .errors import FleetError

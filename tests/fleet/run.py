@@ -16,8 +16,10 @@ from chaos import aftermath
 from chaos.report import Report
 
 from inferflux.cli.client import Client as AdminClient
-from inferflux.common import grpc_client, logs, nats_users
-from inferflux.common.priority import HIGHEST
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.requests.priority import HIGHEST
+from inferflux.common.process import logs
+from inferflux.common.servers import nats_users
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import checks

@@ -14,9 +14,11 @@ from google.protobuf.message import DecodeError
 from harness.leaders import leader_of
 from nats.aio.msg import Msg
 
-from inferflux.common import nats_users, redis_users, store, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.redis import store
+from inferflux.common.servers import nats_users, redis_users
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import worker_pb2
 

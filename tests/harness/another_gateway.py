@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from harness.client import Client
 
 from inferflux.cli.stack import Stack
-from inferflux.common.servers import free_port
+from inferflux.common.servers.servers import free_port
 from inferflux.v1 import cluster_pb2, model_pb2
 
 

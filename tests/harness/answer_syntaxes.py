@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from inferflux.common.answers.families import HARMONY
+from inferflux.common.text.answers.families import HARMONY
 from inferflux.v1 import generation_pb2
 
 J, T, P, G, N = (

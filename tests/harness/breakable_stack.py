@@ -10,7 +10,7 @@ from harness.client import Client
 
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import admin_pb2, cluster_pb2, scheduler_pb2
 
 _MEND_LIMIT_S = 60.0

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import pytest
 
-from inferflux.common import attempts, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, StreamLimits, jetstream
 from inferflux.common.bus.key_value import Entry, KeyValueBucket
 from inferflux.common.bus.link import Link
-from inferflux.common.errors import (
+from inferflux.common.contract import attempts, subjects
+from inferflux.common.contract.errors import (
     DeadlineExceeded,
     Internal,
     InvalidArgument,
@@ -25,7 +25,7 @@ from inferflux.common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from inferflux.common.partitions import Partition, divide
+from inferflux.common.contract.partitions import Partition, divide
 
 JOBS = subjects.jobs("m")
 TOKENS = subjects.tokens("acme", "r1")

@@ -12,7 +12,7 @@ from cryptography import x509
 
 from inferflux.cli.cert_files import ca_file, files_of
 from inferflux.cli.certificates import write_certificates
-from inferflux.common.tls import TlsFiles
+from inferflux.common.process.tls import TlsFiles
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc.aio
 
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import (
     admin_pb2_grpc,
     cluster_pb2,

@@ -1,7 +1,7 @@
 """Commands that a test runs to their end.
 
 Not by `asyncio.create_subprocess_exec`: on uvloop that forks, and gRPC's fork handlers crash or hang the
-child, and with it the test (`inferflux.common.children`). Not with pipes either: what a command leaves behind
+child, and with it the test (`inferflux.common.process.child.children`). Not with pipes either: what a command leaves behind
 holds them open.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferflux.common.children import wait_for_end
-from inferflux.common.servers import dying_with_parent
+from inferflux.common.process.child.children import wait_for_end
+from inferflux.common.servers.servers import dying_with_parent
 
 _TAIL_LINES = 40
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.worker import DEMO_MODEL
 
-from inferflux.common.frames import ChildEnd
+from inferflux.common.process.child.frames import ChildEnd
 from inferflux.v1 import engine_pb2
 
 

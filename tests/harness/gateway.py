@@ -23,10 +23,11 @@ import pytest
 from harness.audit import AUDIT_KEY, lines_in
 from harness.policy import SERVICE_KEY
 
-from inferflux.common import errors, grpc_client, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, Subscription
-from inferflux.common.servers import free_port
-from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract import errors, subjects
+from inferflux.common.contract.requests.stream_limits import StreamLimits
+from inferflux.common.servers.servers import free_port
 from inferflux.v1 import (
     admin_pb2_grpc,
     cluster_pb2_grpc,

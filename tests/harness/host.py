@@ -10,9 +10,9 @@ import psutil
 from harness.children import ENGINE
 from harness.worker import WAIT_S, WorkerProcess, read_to_end
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
-from inferflux.common.hosts import worker_ids
+from inferflux.common.contract import subjects
+from inferflux.common.contract.messages.hosts import worker_ids
 from inferflux.v1 import host_pb2, model_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 _MOST_MODELS = 4

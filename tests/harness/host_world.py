@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.scheduler_world import World, make_request
 
-from inferflux.common.errors import InferFluxError, ResourceExhausted
+from inferflux.common.contract.errors import InferFluxError, ResourceExhausted
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.core.limits import Limits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferflux.cli.stack import Stack
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import scheduler_pb2
 
 _ANSWER_LIMIT_S = 0.5

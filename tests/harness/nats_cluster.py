@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from inferflux.common import nats_users
 from inferflux.common.bus import Bus
-from inferflux.common.nats_users import NatsUser
-from inferflux.common.private_files import write_private
-from inferflux.common.servers import (
+from inferflux.common.process.private_files import write_private
+from inferflux.common.servers import nats_users
+from inferflux.common.servers.nats_users import NatsUser
+from inferflux.common.servers.servers import (
     LOOPBACK,
     NatsMember,
     ServerProcess,

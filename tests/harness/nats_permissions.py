@@ -7,10 +7,11 @@ from pathlib import Path
 
 import nats
 
-from inferflux.common import nats_users, subjects
-from inferflux.common.nats_users import NatsUser
-from inferflux.common.private_files import write_private
-from inferflux.common.servers import LOOPBACK, ServerProcess, free_port, nats_command
+from inferflux.common.contract import subjects
+from inferflux.common.process.private_files import write_private
+from inferflux.common.servers import nats_users
+from inferflux.common.servers.nats_users import NatsUser
+from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port, nats_command
 
 
 class GuardedNats:

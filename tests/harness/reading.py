@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
+from inferflux.common.text.answers.parser import AnswerParser
+from inferflux.common.text.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
 
 # Content, reasoning, and calls with their arguments.
 Read: TypeAlias = tuple[str, str, list[tuple[str, str]]]

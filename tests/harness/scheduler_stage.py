@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from harness.scripted_worker import MODEL, ScriptedWorker
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
-from inferflux.common.servers import ServerProcess, free_port
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.servers.servers import ServerProcess, free_port
 from inferflux.scheduler.core.replayed import ReplayedTokens, assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from benchmarks.sim.contract import PARKED, RUNNING, SWAPPED, ContractWorker, Sequence, Size, key_of
-from inferflux.common.partitions import WHOLE, Partition
-from inferflux.common.repeats import Repeats
+from inferflux.common.contract.messages.repeats import Repeats
+from inferflux.common.contract.partitions import WHOLE, Partition
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey

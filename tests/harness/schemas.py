@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from inferflux.common.constraints.compiling import Compiled
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.constraints.compiling import Compiled
 
 Schema = dict[str, Any] | bool
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
 from inferflux.common.bus.serving import Subscription
-from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument, NotFound
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument, NotFound
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 

@@ -7,8 +7,8 @@ import uuid
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common import partitions, subjects
 from inferflux.common.bus import Bus, Message
+from inferflux.common.contract import partitions, subjects
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 MODEL = "demo"

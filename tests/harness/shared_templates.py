@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.chat_templates.templates import ChatTemplate
+from inferflux.common.text.chat_templates.templates import ChatTemplate
 
 FOLDER = Path(__file__).parents[3] / "shared/data/chat-templates"
 SOURCES = {path.stem: path for path in sorted(FOLDER.glob("*.jinja"))}

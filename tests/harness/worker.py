@@ -15,8 +15,8 @@ from typing import Any
 
 from harness.children import ENGINE, child_of
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, TokenSubscription
+from inferflux.common.contract import subjects
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "models" / "inferflux-demo.gguf"

@@ -23,7 +23,7 @@ from harness.kv_states import IDENTITY
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from inferflux.common import subjects
+from inferflux.common.contract import subjects
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.emit import Emitter

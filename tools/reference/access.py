@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from inferflux.common.grpc_rules import OPEN_RULES, MethodRule
-from inferflux.common.scopes import SCOPES, expanded
-from inferflux.common.service_key import SERVICE
+from inferflux.common.calls.grpc_rules import OPEN_RULES, MethodRule
+from inferflux.common.calls.service_key import SERVICE
+from inferflux.common.contract.callers.scopes import SCOPES, expanded
 from inferflux.gateway.http.routes import ROUTES
 from inferflux.gateway.rules import rules as gateway_rules
 from inferflux.policy.oidc.issuer import Issuer

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from inferflux.common.settings import EXPERT, ServiceSettings, unique_name
+from inferflux.common.process.settings import EXPERT, ServiceSettings, unique_name
 from inferflux.gateway.settings import GatewaySettings
 from inferflux.policy.settings import PolicySettings
 from inferflux.scheduler.settings import SchedulerSettings

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.sim.traffic import Arrival
-from inferflux.common.partitions import WHOLE, Partition
+from inferflux.common.contract.partitions import WHOLE, Partition
 
 
 @dataclass(slots=True)

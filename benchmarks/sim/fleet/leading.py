@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from benchmarks.sim.world import to_request
-from inferflux.common.partitions import Partition
+from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.actions import Action
 from inferflux.scheduler.core.fairness import FairnessSettings

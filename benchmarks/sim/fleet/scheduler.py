@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inferflux.common.partitions import Partition
+from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core.lease import Lease, LeaseTimes, Read, Role, Write
 from inferflux.scheduler.core.ownership import Handover, Members
 

@@ -10,7 +10,7 @@ from random import Random
 
 from benchmarks.sim.worker import WorkerModel
 from benchmarks.sim.world import START_S
-from inferflux.common.partitions import Partition, divide, shard_of
+from inferflux.common.contract.partitions import Partition, divide, shard_of
 from inferflux.scheduler.core.policies import PolicyName
 
 # One leaves, two are killed, and one is in the zone that is lost.

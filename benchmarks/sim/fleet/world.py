@@ -12,7 +12,7 @@ from benchmarks.sim.events import Events
 from benchmarks.sim.figures import OUTPUT_COST
 from benchmarks.sim.worker import ModelledWorker
 from benchmarks.sim.world import START_S
-from inferflux.common.partitions import Partition
+from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.core.live_workers import LiveWorkers
 from inferflux.scheduler.core.replayed import outcome_of

@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    from inferflux.common.errors import InferFluxError
+    from inferflux.common.contract.errors import InferFluxError
 
     from .app import app
     from .errors import CommandError, in_words

@@ -9,7 +9,11 @@ from typing import Annotated
 
 import typer
 
-from inferflux.common.admin_limits import MAX_HAND_OVER_MS, MAX_THRESHOLD, MAX_TIMESLICE_TOKENS
+from inferflux.common.contract.models.admin_limits import (
+    MAX_HAND_OVER_MS,
+    MAX_THRESHOLD,
+    MAX_TIMESLICE_TOKENS,
+)
 from inferflux.v1 import scheduler_pb2
 
 from .audit_admin import audit

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from inferflux.common.audit.chain import AuditKeys, BadLine, Head, read_head
-from inferflux.common.audit.entry import TextDigest
-from inferflux.common.audit.files import HEAD_FILE, KEY_FILE, chains_of, files_of
-from inferflux.common.audit.reading import LineReader
-from inferflux.common.audit.verify import Verdict, verify
+from inferflux.common.calls.audit.chain import AuditKeys, BadLine, Head, read_head
+from inferflux.common.calls.audit.entry import TextDigest
+from inferflux.common.calls.audit.files import HEAD_FILE, KEY_FILE, chains_of, files_of
+from inferflux.common.calls.audit.reading import LineReader
+from inferflux.common.calls.audit.verify import Verdict, verify
 
 from .command import AsJson, StateDirectory, state_path
 from .errors import CommandError

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from inferflux.common.private_files import write_private
+from inferflux.common.process.private_files import write_private
 
 from .cert_files import NAMES, ca_file, files_of
 from .errors import CommandError

@@ -17,8 +17,8 @@ from inferflux.client import AsyncClient, AsyncStream
 from inferflux.client.gateways import Gateways
 from inferflux.client.retrying import GATEWAY_LOST, never_connected, readable, was_lost
 from inferflux.client.target import may_be_several, resolve
-from inferflux.common import grpc_client
-from inferflux.common.errors import InferFluxError, PermissionDenied, Unavailable, from_rpc
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.errors import InferFluxError, PermissionDenied, Unavailable, from_rpc
 from inferflux.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inferflux.common.errors import InferFluxError, InvalidArgument, ResourceExhausted
-from inferflux.common.grpc_metadata import GUARDRAIL
-from inferflux.common.rate_limits import duration
+from inferflux.common.calls.grpc_metadata import GUARDRAIL
+from inferflux.common.contract.callers.rate_limits import duration
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, ResourceExhausted
 
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended, or whose answer was cancelled."""

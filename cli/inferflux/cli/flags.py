@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from inferflux.common.priority import HIGHEST, LOWEST
+from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 
 from .constraint import constraint_of
 from .generation import Generation

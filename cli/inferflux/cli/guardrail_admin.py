@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from inferflux.common.guardrails.lookalikes import LookAlikes
+from inferflux.common.text.guardrails.lookalikes import LookAlikes
 from inferflux.v1 import guardrails_pb2
 
 from .client import Client

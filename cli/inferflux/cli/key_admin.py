@@ -10,8 +10,8 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 from inferflux.v1 import policy_pb2
 
 from .client import Client

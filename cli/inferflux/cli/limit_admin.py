@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inferflux.common.credentials import subject_id
+from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.v1 import policy_pb2
 
 from .client import Client

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from inferflux.common.model_roles import ROLES, RoleName
+from inferflux.common.contract.models.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
 
 from . import store

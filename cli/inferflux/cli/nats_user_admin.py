@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from inferflux.common import nats_users
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.tenants import parse_tenant
-from inferflux.common.tls import TlsFiles
+from inferflux.common.contract.callers.tenants import parse_tenant
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.tls import TlsFiles
+from inferflux.common.servers import nats_users
 
 from .cert_files import files_of
 from .command import StateDirectory, state_path

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from inferflux.common.rate_limits import duration
+from inferflux.common.contract.callers.rate_limits import duration
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .tables import make_table

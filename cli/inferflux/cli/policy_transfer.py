@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from inferflux.common.private_files import write_private
+from inferflux.common.process.private_files import write_private
 from inferflux.v1 import policy_pb2
 
 from .client import Client

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from inferflux.api.tls import Tls
-from inferflux.common.private_files import write_private
+from inferflux.common.process.private_files import write_private
 
 from .errors import CommandError
 

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from inferflux.client.retrying import GATEWAY_LOST
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import model_pb2
 
 from .bars import bar

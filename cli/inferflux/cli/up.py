@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from inferflux.common import subjects
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
 
 from .client import Client
 from .errors import CommandError

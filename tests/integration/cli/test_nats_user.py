@@ -16,10 +16,11 @@ from inferflux.cli.stack.access import Access, grant
 from inferflux.cli.stack.ports import Ports
 from inferflux.cli.state_dir import StackState, StateDir
 from inferflux.client.token_reader import TokenReader
-from inferflux.common import nats_users, subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.errors import PermissionDenied, Unavailable
-from inferflux.common.servers import ServerProcess, free_port, nats_command
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import PermissionDenied, Unavailable
+from inferflux.common.servers import nats_users
+from inferflux.common.servers.servers import ServerProcess, free_port, nats_command
 from inferflux.v1 import tokens_pb2
 
 

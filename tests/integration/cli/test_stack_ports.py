@@ -10,7 +10,7 @@ import pytest
 from inferflux.cli.errors import CommandError
 from inferflux.cli.stack import ports
 from inferflux.cli.stack.options import StackOptions
-from inferflux.common.servers import free_port
+from inferflux.common.servers.servers import free_port
 
 
 @pytest.fixture

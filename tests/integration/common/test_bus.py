@@ -12,17 +12,13 @@ from dataclasses import replace
 import pytest
 from harness.bus_contract import JOBS, TOKENS, assert_empty, take
 
-from inferflux.common import metrics, subjects
 from inferflux.common.bus import Bus, Message, StreamLimits
 from inferflux.common.bus.nats_client import decode_headers, encode_headers
 from inferflux.common.bus.objects import ObjectBucket
-from inferflux.common.errors import (
-    Internal,
-    InvalidArgument,
-    NotFound,
-    Unavailable,
-)
-from inferflux.common.servers import ServerProcess, free_port
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Internal, InvalidArgument, NotFound, Unavailable
+from inferflux.common.process import metrics
+from inferflux.common.servers.servers import ServerProcess, free_port
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ import pytest
 from harness.bus_contract import JOBS, take, until
 from harness.nats_cluster import SERVERS, NatsCluster
 
-from inferflux.common import nats_users, subjects
 from inferflux.common.bus import Bus, JobConsumer, StreamLimits, healing
 from inferflux.common.bus.link import ApiError
-from inferflux.common.errors import DeadlineExceeded, Unavailable
-from inferflux.common.partitions import WHOLE
-from inferflux.common.servers import ServerProcess
-from inferflux.common.subjects import STREAMS
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
+from inferflux.common.contract.partitions import WHOLE
+from inferflux.common.contract.subjects import STREAMS
+from inferflux.common.servers import nats_users
+from inferflux.common.servers.servers import ServerProcess
 
 pytestmark = pytest.mark.timeout(180)
 # After a leader was killed, the others take up to 9 s to elect one.

@@ -8,7 +8,7 @@ import pytest
 from harness.bus_contract import BusContract
 
 from inferflux.common.bus import Bus
-from inferflux.common.servers import ServerProcess
+from inferflux.common.servers.servers import ServerProcess
 
 
 class NatsServer:

@@ -16,12 +16,12 @@ from nats.js.errors import NotFoundError
 
 from benchmarks.full_disk import MountError, SmallDisk
 from inferflux.cli.stack import store
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits, streams
 from inferflux.common.bus.link import STORE_UNAVAILABLE
-from inferflux.common.errors import NotFound, Unavailable
-from inferflux.common.servers import NATS_MAX_FILE_STORE, ServerProcess, free_port, nats_command
-from inferflux.common.subjects import STREAMS
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import NotFound, Unavailable
+from inferflux.common.contract.subjects import STREAMS
+from inferflux.common.servers.servers import NATS_MAX_FILE_STORE, ServerProcess, free_port, nats_command
 
 JOBS = subjects.jobs("m")
 WAIT_S = 20.0

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.key_value import KeyValueBucket
-from inferflux.common.errors import DeadlineExceeded, Unavailable
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
+from inferflux.common.servers.servers import ServerProcess
 
 STREAM = f"KV_{subjects.SCHEDULERS_BUCKET}"
 

@@ -10,8 +10,8 @@ import pytest
 from harness.bus_contract import JOBS, TOKENS, take, until
 
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.errors import Unavailable
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.servers.servers import ServerProcess
 
 
 @pytest.fixture

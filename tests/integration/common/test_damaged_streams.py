@@ -11,10 +11,10 @@ from harness.bus_contract import JOBS
 from harness.nats_cluster import SERVERS, NatsCluster
 
 from benchmarks.unsynced import PowerCut
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.servers.servers import ServerProcess
 
 pytestmark = pytest.mark.timeout(240)
 _JOBS = 100

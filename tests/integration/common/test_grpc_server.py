@@ -17,12 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import REGISTRY
 
-from inferflux.common import errors, grpc_metadata
-from inferflux.common.credentials import MAX_TOKEN_LENGTH
-from inferflux.common.grpc_client import channel
-from inferflux.common.grpc_interceptor import current_call
-from inferflux.common.grpc_options import connection_age
-from inferflux.common.grpc_server import GrpcServer, build_server
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.calls.grpc_client import channel
+from inferflux.common.calls.grpc_interceptor import current_call
+from inferflux.common.calls.grpc_options import connection_age
+from inferflux.common.calls.grpc_server import GrpcServer, build_server
+from inferflux.common.contract import errors
+from inferflux.common.contract.callers.credentials import MAX_TOKEN_LENGTH
 from inferflux.v1 import inference_pb2, inference_pb2_grpc, model_pb2
 
 INFERENCE = "inferflux.v1.InferenceService"

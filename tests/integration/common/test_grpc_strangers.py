@@ -16,13 +16,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.http2_client import Http2Client
 from prometheus_client import REGISTRY
 
-from inferflux.common import errors, grpc_metadata
-from inferflux.common.calls import CallContext
-from inferflux.common.grpc_client import channel
-from inferflux.common.grpc_interceptor import RequestInterceptor, current_call
-from inferflux.common.grpc_options import receive_limit
-from inferflux.common.grpc_rules import MethodRule, rules_of
-from inferflux.common.grpc_server import build_server
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.calls.grpc_client import channel
+from inferflux.common.calls.grpc_interceptor import RequestInterceptor, current_call
+from inferflux.common.calls.grpc_options import receive_limit
+from inferflux.common.calls.grpc_rules import MethodRule, rules_of
+from inferflux.common.calls.grpc_server import build_server
+from inferflux.common.contract import errors
 from inferflux.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]

@@ -15,13 +15,13 @@ from harness.certificates import Certificates
 from harness.http_proxy import http_proxy
 from harness.policy import until
 
-from inferflux.common.errors import Unavailable
-from inferflux.common.http_addresses import parse_networks
-from inferflux.common.http_client import HttpClient, HttpResponse
-from inferflux.common.http_connecting import Resolve
-from inferflux.common.http_proxies import Proxies
-from inferflux.common.http_settings import HttpClientSettings
-from inferflux.common.settings import load
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.http.http_addresses import parse_networks
+from inferflux.common.http.http_client import HttpClient, HttpResponse
+from inferflux.common.http.http_connecting import Resolve
+from inferflux.common.http.http_proxies import Proxies
+from inferflux.common.http.http_settings import HttpClientSettings
+from inferflux.common.process.settings import load
 
 LOOPBACK = parse_networks(["127.0.0.0/8"])
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]

@@ -14,8 +14,8 @@ import pytest
 
 SERVICE = """
 import asyncio, gc, os, sys
-from inferflux.common import errors, lifecycle
-from inferflux.common.settings import ServiceSettings, load
+from inferflux.common.contract import errors, lifecycle
+from inferflux.common.process.settings import ServiceSettings, load
 
 async def main(shutdown):
     print("up", os.getpid(), type(asyncio.get_running_loop()).__module__, flush=True)

@@ -15,11 +15,10 @@ from harness.nats_permissions import GuardedNats
 
 from inferflux.client import token_reader
 from inferflux.client.token_reader import TokenReader
-from inferflux.common import nats_users, subjects
 from inferflux.common.bus import Bus, Message, StreamLimits
-from inferflux.common.errors import Internal, PermissionDenied, Unauthenticated, Unavailable
-from inferflux.common.servers import LOOPBACK, free_port
-from inferflux.common.subjects import (
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Internal, PermissionDenied, Unauthenticated, Unavailable
+from inferflux.common.contract.subjects import (
     IMAGES_STREAM,
     JOBS_STREAM,
     SCHEDULERS_STREAM,
@@ -27,6 +26,8 @@ from inferflux.common.subjects import (
     TOKENIZERS_STREAM,
     TOKENS_STREAM,
 )
+from inferflux.common.servers import nats_users
+from inferflux.common.servers.servers import LOOPBACK, free_port
 from inferflux.v1 import tokens_pb2
 
 BOUND = [

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from redis.asyncio import Redis
 
-from inferflux.common import store
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import (
     BLOCKS_AT_ONCE,
@@ -23,8 +22,9 @@ from inferflux.common.prefixes.index import (
     Tier,
 )
 from inferflux.common.prefixes.salt import SALT_BYTES, SharedSalt
-from inferflux.common.redis_cluster.servers import ClusterServers
-from inferflux.common.servers import ServerProcess
+from inferflux.common.redis import store
+from inferflux.common.servers.cluster_servers import ClusterServers
+from inferflux.common.servers.servers import ServerProcess
 
 HASHER = PrefixHasher(bytes(32), model_digest="digest", block_tokens=2)
 

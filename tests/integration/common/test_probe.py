@@ -12,8 +12,8 @@ from http.client import HTTPConnection
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.probe import Probe
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.process.probe import Probe
 
 
 @pytest.fixture

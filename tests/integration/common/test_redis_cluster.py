@@ -12,10 +12,10 @@ import redis.asyncio
 import redis.exceptions
 from redis.commands.core import AsyncScript
 
-from inferflux.common import store
-from inferflux.common.redis_cluster.servers import ClusterServers
-from inferflux.common.redis_cluster.slot_move import SlotMove
-from inferflux.common.store import WHOLE_SLOT
+from inferflux.common.redis import store
+from inferflux.common.redis.store import WHOLE_SLOT
+from inferflux.common.servers.cluster_servers import ClusterServers
+from inferflux.common.servers.slot_move import SlotMove
 
 KEY = "inferflux:{keys}:moves"
 # One of each server: the slots are divided in three.

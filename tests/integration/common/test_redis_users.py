@@ -11,9 +11,10 @@ import pytest
 import redis.asyncio
 import redis.exceptions
 
-from inferflux.common import redis_users, store
 from inferflux.common.prefixes.salt import SharedSalt
-from inferflux.common.servers import LOOPBACK, ServerProcess, free_port, valkey_command
+from inferflux.common.redis import store
+from inferflux.common.servers import redis_users
+from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port, valkey_command
 
 PASSWORDS = {user: f"password-of-{user}" for user in redis_users.USERS}
 SALT = "inferflux:{prefixes}:salt"

@@ -10,11 +10,11 @@ import pytest
 import redis.exceptions
 from harness.cuttable import CuttableProxy
 
-from inferflux.common import store
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.sentinel_servers import OF_SENTINELS, PASSWORD, SentinelServers
-from inferflux.common.servers import ServerProcess, free_port
-from inferflux.common.watched_servers import SERVICE
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.redis import store
+from inferflux.common.servers.sentinel_servers import OF_SENTINELS, PASSWORD, SentinelServers
+from inferflux.common.servers.servers import ServerProcess, free_port
+from inferflux.common.servers.watched_servers import SERVICE
 
 
 async def test_it_stores_bytes(valkey_url: str) -> None:

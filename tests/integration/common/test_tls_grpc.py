@@ -13,11 +13,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.certificates import Certificates, serial_shown
 
-from inferflux.common import grpc_client
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.grpc_server import GrpcServer, build_server
-from inferflux.common.grpc_tls import certificate_name, channel_credentials, server_credentials
-from inferflux.common.tls import ClientTls, ServerTls, TlsFiles
+from inferflux.common.calls import grpc_client
+from inferflux.common.calls.grpc_server import GrpcServer, build_server
+from inferflux.common.calls.grpc_tls import certificate_name, channel_credentials, server_credentials
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.tls import ClientTls, ServerTls, TlsFiles
 
 Start = Callable[[TlsFiles], Awaitable[int]]
 

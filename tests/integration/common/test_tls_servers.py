@@ -14,11 +14,11 @@ import redis.exceptions
 from harness.certificates import Certificates
 from harness.tls_proxy import TlsProxy
 
-from inferflux.common import store
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.servers import LOOPBACK, ServerProcess, free_port, nats_command
-from inferflux.common.tls import TlsFiles
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.process.tls import TlsFiles
+from inferflux.common.redis import store
+from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port, nats_command
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from harness.commands import Running, running
 from harness.deploy import ROOT
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
+from inferflux.common.contract import subjects
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 LIMIT_S = 30

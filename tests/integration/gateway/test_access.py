@@ -14,11 +14,11 @@ from harness.http_client import HttpClient
 from harness.policy import PolicyProcess, bearer
 from harness.websocket_client import WebSocket
 
-from inferflux.common.errors import from_rpc
-from inferflux.common.grpc_rules import OPEN_RULES
-from inferflux.common.policy_methods import FOR_SERVICES
-from inferflux.common.scopes import Scope, expanded
-from inferflux.common.service_key import SERVICE
+from inferflux.common.calls.grpc_rules import OPEN_RULES
+from inferflux.common.calls.service_key import SERVICE
+from inferflux.common.contract.callers.policy_methods import FOR_SERVICES
+from inferflux.common.contract.callers.scopes import Scope, expanded
+from inferflux.common.contract.errors import from_rpc
 from inferflux.gateway.http.routes import ADMIN, ROUTES, RouteRule
 from inferflux.gateway.rules import rules as gateway_rules
 from inferflux.policy.rules import RULES as POLICY_RULES

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 from redis.asyncio import Redis
 
-from inferflux.common import store
-from inferflux.common.redis_cluster.servers import ClusterServers
+from inferflux.common.redis import store
+from inferflux.common.servers.cluster_servers import ClusterServers
 from inferflux.gateway.answers.store import (
     OVERHEAD_BYTES,
     PREFIX,

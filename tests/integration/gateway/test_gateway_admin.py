@@ -12,9 +12,9 @@ from harness.gateway import WAIT_S, Backend, GatewayProcess, until
 from harness.policy import bearer, refusal
 from harness.scripted_admin import ScriptedAdmin
 
-from inferflux.common import subjects
 from inferflux.common.bus import Message
-from inferflux.common.errors import Internal, InvalidArgument, NotFound, Unavailable, from_rpc
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Internal, InvalidArgument, NotFound, Unavailable, from_rpc
 from inferflux.v1 import admin_pb2, cluster_pb2, scheduler_pb2
 
 Change = scheduler_pb2.SetFairness

@@ -23,8 +23,9 @@ from harness.gateway import (
 from harness.policy import PolicyProcess
 from redis.asyncio import Redis
 
-from inferflux.common import errors, store
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract import errors
+from inferflux.common.redis import store
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.answers.store import PREFIX
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, tokens_pb2

@@ -18,10 +18,11 @@ from harness.audit import AUDIT_KEY
 from harness.gateway import Backend, Client, GatewayProcess, StartGateway, until
 from harness.http_client import HttpClient
 
-from inferflux.common import errors, grpc_client, grpc_metadata
-from inferflux.common.audit.chain import AuditKeys, read_head
-from inferflux.common.audit.files import HEAD_FILE, chains_of, files_of
-from inferflux.common.audit.verify import Verdict, verify
+from inferflux.common.calls import grpc_client, grpc_metadata
+from inferflux.common.calls.audit.chain import AuditKeys, read_head
+from inferflux.common.calls.audit.files import HEAD_FILE, chains_of, files_of
+from inferflux.common.calls.audit.verify import Verdict, verify
+from inferflux.common.contract import errors
 from inferflux.v1 import admin_pb2, inference_pb2, model_pb2
 
 KEYS = AuditKeys.of(AUDIT_KEY)

@@ -13,9 +13,9 @@ import pytest
 from harness.gateway import GatewayProcess
 from harness.policy import SERVICE_KEY
 
-from inferflux.common import grpc_client
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unauthenticated, to_status
+from inferflux.common.calls import grpc_client
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unauthenticated, to_status
 from inferflux.gateway.admission import Admission
 from inferflux.v1 import model_pb2, policy_pb2
 

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from harness.gateway import Backend, Client, GatewayProcess, finished, ids_of, tokens, until
 
-from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, from_rpc
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, NotFound, from_rpc
 from inferflux.v1 import generation_pb2
 
 

@@ -13,7 +13,7 @@ from harness.http_client import HttpClient
 from harness.opa import OpaServer, response, saying, serving
 from harness.policy import PolicyProcess
 
-from inferflux.common.errors import PermissionDenied
+from inferflux.common.contract.errors import PermissionDenied
 
 REASON = "opa: not this one"
 

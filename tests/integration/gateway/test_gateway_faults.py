@@ -23,10 +23,10 @@ from harness.gateway import (
 )
 from harness.policy import PolicyProcess
 
-from inferflux.common import errors, subjects
 from inferflux.common.bus import Bus, Message
-from inferflux.common.errors import ResourceExhausted, Unavailable
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract import errors, subjects
+from inferflux.common.contract.errors import ResourceExhausted, Unavailable
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import cluster_pb2, scheduler_pb2
 
 

@@ -17,7 +17,7 @@ from harness.http_client import HttpClient
 from harness.policy import PolicyProcess, bearer
 from harness.websocket_client import WebSocket
 
-from inferflux.common.errors import PermissionDenied
+from inferflux.common.contract.errors import PermissionDenied
 from inferflux.v1 import generation_pb2, guardrails_pb2
 
 FILTERED = generation_pb2.FINISH_REASON_CONTENT_FILTER

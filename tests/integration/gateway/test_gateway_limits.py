@@ -25,8 +25,13 @@ from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
 from harness.websocket_client import WebSocket
 
-from inferflux.common.errors import PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract.errors import (
+    PermissionDenied,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2_grpc, scheduler_pb2
 

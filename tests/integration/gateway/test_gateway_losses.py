@@ -15,7 +15,7 @@ from harness.gateway import (
     until,
 )
 
-from inferflux.common.errors import AlreadyExists, InvalidArgument, NotFound
+from inferflux.common.contract.errors import AlreadyExists, InvalidArgument, NotFound
 from inferflux.v1 import scheduler_pb2
 
 

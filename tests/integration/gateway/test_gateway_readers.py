@@ -20,8 +20,8 @@ from harness.gateway import (
 )
 from harness.policy import PolicyProcess
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, scheduler_pb2
 

@@ -11,8 +11,9 @@ import grpc.aio
 import pytest
 from harness.gateway import CONTEXT, VOCABULARY, Backend, Client, GatewayProcess
 
-from inferflux.common import errors, grpc_client
-from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound, Unauthenticated
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract import errors
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, NotFound, Unauthenticated
 from inferflux.v1 import generation_pb2, inference_pb2
 
 Params = generation_pb2.GenerationParams

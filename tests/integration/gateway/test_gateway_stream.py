@@ -22,8 +22,8 @@ from harness.gateway import (
 )
 from harness.policy import PolicyProcess
 
-from inferflux.common import grpc_client, grpc_metadata
-from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable, from_rpc
+from inferflux.common.calls import grpc_client, grpc_metadata
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unavailable, from_rpc
 from inferflux.v1 import generation_pb2, inference_pb2
 
 

@@ -15,7 +15,7 @@ from harness.gguf_files import texts, tiny_model
 from harness.tokenizers import write_tokenizer
 
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.v1 import inference_pb2
 
 Serve = Callable[..., Awaitable[Backend]]

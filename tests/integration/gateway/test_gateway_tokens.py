@@ -15,9 +15,9 @@ from harness.issuers import ScriptedIssuer, issuers_variables, scripted
 from harness.oidc_keys import SigningKey
 from harness.policy import PolicyProcess
 
-from inferflux.common import grpc_client
-from inferflux.common.credentials import subject_id
-from inferflux.common.errors import PermissionDenied, Unauthenticated, from_rpc
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.callers.credentials import subject_id
+from inferflux.common.contract.errors import PermissionDenied, Unauthenticated, from_rpc
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness.gateway import Backend, GatewayProcess, StartGateway, Stream, finished, tokens
 from harness.traces import Caller, events, trace
 
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import inference_pb2
 
 WAIT_S = 20.0

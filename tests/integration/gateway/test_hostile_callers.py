@@ -11,7 +11,7 @@ from harness.gateway import Backend, GatewayProcess, until
 from harness.http_client import HttpClient, chat_body
 from harness.policy import refusal
 
-from inferflux.common.errors import from_rpc
+from inferflux.common.contract.errors import from_rpc
 from inferflux.v1 import inference_pb2, model_pb2
 
 KEY = "ifx_" + "A" * 43

@@ -16,7 +16,7 @@ from harness.policy import PolicyProcess
 from harness.scripted_admin import ScriptedAdmin
 from schemathesis import Case, GenerationMode
 
-from inferflux.common.servers import ServerProcess
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.http.openapi import document
 from inferflux.gateway.http.routes import ADMIN
 

@@ -10,7 +10,7 @@ import pytest
 from harness.gateway import Backend, GatewayProcess, failed, finished, queued, started, tokens, until
 from harness.http_client import HttpClient, chat_body, openai_client
 
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import generation_pb2
 
 

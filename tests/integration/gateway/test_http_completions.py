@@ -9,7 +9,7 @@ import pytest
 from harness.gateway import Backend, Client, tokens, until
 from harness.http_client import HttpClient
 
-from inferflux.common import grpc_client
+from inferflux.common.calls import grpc_client
 from inferflux.v1 import inference_pb2
 
 PATH = "/v1/completions"

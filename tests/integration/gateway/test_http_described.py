@@ -13,7 +13,7 @@ from harness.described import call_described
 from harness.gateway import Backend, GatewayProcess, StartGateway
 from schemathesis import Case, GenerationMode
 
-from inferflux.common.servers import ServerProcess
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.http.openapi import OPERATIONS, document
 from inferflux.v1 import model_pb2
 

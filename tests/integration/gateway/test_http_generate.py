@@ -13,7 +13,7 @@ from harness.gateway import Backend, GatewayProcess, StartGateway, started, toke
 from harness.http_client import HttpClient, openai_client
 from harness.websocket_client import WebSocket
 
-from inferflux.common.errors import Unavailable, to_failed
+from inferflux.common.contract.errors import Unavailable, to_failed
 from inferflux.v1 import tokens_pb2
 
 

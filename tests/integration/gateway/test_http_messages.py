@@ -10,7 +10,7 @@ import pytest
 from harness.gateway import Backend, GatewayProcess, failed, queued, started, tokens, until
 from harness.http_client import Answer, HttpClient
 
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 
 PATH = "/v1/messages"
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from inferflux.common.tls import ServerTls, TlsFiles
+from inferflux.common.process.tls import ServerTls, TlsFiles
 from inferflux.gateway.http import server as http_server
 from inferflux.gateway.http.server import HttpServer
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.http_client import HttpClient
-from inferflux.common.images import MAX_SIDE, image_id, unpacked
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.images import MAX_SIDE, image_id, unpacked
+from inferflux.common.http.http_client import HttpClient
 from inferflux.gateway.images.decoding import ImageLimits
 from inferflux.gateway.images.intake import ImageIntake
 from inferflux.v1 import inference_pb2, model_pb2

@@ -12,7 +12,7 @@ from harness.gateway import Backend, GatewayProcess, until
 from harness.inferctl import Terminal, run
 from harness.scripted_admin import ScriptedAdmin
 
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import scheduler_pb2
 
 Change = scheduler_pb2.SetFairness

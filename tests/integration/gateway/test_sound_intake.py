@@ -14,8 +14,8 @@ from harness.projectors import audio_projector, picture, tiny_projector, tone
 
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.sounds import unpacked_sound
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.sounds import unpacked_sound
 from inferflux.gateway.images.decoding import ImageLimits
 from inferflux.gateway.images.intake import ImageIntake
 from inferflux.v1 import inference_pb2, model_pb2

@@ -14,7 +14,7 @@ import pytest
 from harness.gateway import until
 from harness.gguf_files import Gguf, text, texts, tiny_model
 
-from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unavailable
 from inferflux.gateway.model_tokenizer import TokenizerLimits
 from inferflux.gateway.tokenizers import Tokenizers
 from inferflux.v1.generation_pb2 import StructuredConstraint as Constraint
@@ -192,7 +192,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(
         await asyncio.Event().wait()
 
     monkeypatch.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", noted)
-    monkeypatch.setattr("inferflux.common.frames.asyncio.open_connection", wait)
+    monkeypatch.setattr("inferflux.common.process.child.frames.asyncio.open_connection", wait)
     client = clients({"good": tiny_model()})
     loading = asyncio.create_task(client.load("good"))
     await until(lambda: bool(started))

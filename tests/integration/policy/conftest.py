@@ -13,8 +13,8 @@ import redis.asyncio
 from harness.policy import PolicyProcess
 from harness.postgres import Postgres
 
-from inferflux.common.redis_cluster.servers import ClusterServers
-from inferflux.common.servers import ServerProcess
+from inferflux.common.servers.cluster_servers import ClusterServers
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy import keys
 from inferflux.policy.storage.file import PATH
 from inferflux.policy.storage.sealed import PASSPHRASE

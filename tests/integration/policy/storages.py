@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import redis.asyncio
 
-from inferflux.common import store
+from inferflux.common.redis import store
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.settings import PolicySettings
 from inferflux.policy.storage.interface import Storage

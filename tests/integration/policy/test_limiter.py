@@ -12,8 +12,8 @@ import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.errors import ResourceExhausted
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract.errors import ResourceExhausted
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.limits.limiter import Job, Limiter
 from inferflux.policy.limits.rules import NAMES, RateLimit

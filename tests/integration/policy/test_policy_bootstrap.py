@@ -10,8 +10,8 @@ import grpc
 import redis.asyncio
 from harness.policy import PolicyProcess, refusal, until
 
-from inferflux.common.scopes import Scope
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy import keys
 
 from .conftest import StartPolicy

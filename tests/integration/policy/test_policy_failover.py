@@ -11,11 +11,17 @@ import grpc.aio
 import pytest
 from harness.policy import PolicyProcess, refusal
 
-from inferflux.common import store
-from inferflux.common.errors import InferFluxError, ResourceExhausted, Unauthenticated, Unavailable, from_rpc
-from inferflux.common.redis_cluster.servers import ClusterServers
-from inferflux.common.redis_cluster.slot_move import SlotMove
-from inferflux.common.sentinel_servers import SentinelServers
+from inferflux.common.contract.errors import (
+    InferFluxError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+    from_rpc,
+)
+from inferflux.common.redis import store
+from inferflux.common.servers.cluster_servers import ClusterServers
+from inferflux.common.servers.sentinel_servers import SentinelServers
+from inferflux.common.servers.slot_move import SlotMove
 from inferflux.policy import keys
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2

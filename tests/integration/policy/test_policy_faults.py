@@ -13,8 +13,8 @@ import redis.asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.policy import PolicyProcess, refusal, until
 
-from inferflux.common.errors import Unavailable, from_rpc
-from inferflux.common.servers import ServerProcess, free_port
+from inferflux.common.contract.errors import Unavailable, from_rpc
+from inferflux.common.servers.servers import ServerProcess, free_port
 from inferflux.policy import keys
 from inferflux.policy.guardrails.sets import MAX_AGE_S
 from inferflux.policy.usage_store import UsageStore

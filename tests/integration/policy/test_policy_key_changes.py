@@ -12,8 +12,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 from harness.policy import bearer, refusal, until
 
-from inferflux.common import grpc_metadata
-from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.policy import keys
 from inferflux.v1 import policy_pb2
 

@@ -8,10 +8,10 @@ import grpc
 import pytest
 from harness.policy import bearer, refusal
 
-from inferflux.common import grpc_client
-from inferflux.common.errors import InvalidArgument, from_rpc
-from inferflux.common.scopes import Scope
-from inferflux.common.store import connect
+from inferflux.common.calls import grpc_client
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.errors import InvalidArgument, from_rpc
+from inferflux.common.redis.store import connect
 from inferflux.policy import keys
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.keys import ApiKeyRecord

@@ -21,9 +21,9 @@ from harness.issuers import Provider, ScriptedIssuer, issuers_variables, scripte
 from harness.oidc_keys import SigningKey, claims_of, encoded, part
 from harness.policy import PolicyProcess, bearer, refusal, until
 
-from inferflux.common.credentials import subject_id
-from inferflux.common.errors import from_rpc
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract.callers.credentials import subject_id
+from inferflux.common.contract.errors import from_rpc
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy import keys
 from inferflux.v1 import policy_pb2
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from harness.policy import bearer, refusal
 
-from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .conftest import Running

@@ -12,10 +12,10 @@ from harness.audit import lines_in
 from harness.certificates import Certificates
 from harness.policy import SERVICE_KEY, AsService, bearer, refusal
 
-from inferflux.common import grpc_client, grpc_metadata
-from inferflux.common.errors import Internal, InvalidArgument, from_rpc, from_status
-from inferflux.common.policy_methods import FOR_SERVICES
-from inferflux.common.tls import ClientTls
+from inferflux.common.calls import grpc_client, grpc_metadata
+from inferflux.common.contract.callers.policy_methods import FOR_SERVICES
+from inferflux.common.contract.errors import Internal, InvalidArgument, from_rpc, from_status
+from inferflux.common.process.tls import ClientTls
 from inferflux.policy import keys
 from inferflux.policy.storage.redis_keys import KEY
 from inferflux.policy.usage_store import UsageStore

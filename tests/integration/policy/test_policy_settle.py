@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness.policy import refusal, until
 
-from inferflux.common.errors import InvalidArgument, from_rpc
+from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.policy.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 

@@ -7,7 +7,7 @@ import pytest
 from harness.policy import PolicyProcess, until
 from harness.postgres import Postgres
 
-from inferflux.common.errors import from_rpc
+from inferflux.common.contract.errors import from_rpc
 from inferflux.policy import keys
 from inferflux.policy.storage.sealed import PASSPHRASE
 from inferflux.policy.storage.settings import STORAGE

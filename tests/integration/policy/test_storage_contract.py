@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness.policy import until
 
-from inferflux.common.errors import Aborted, NotFound
+from inferflux.common.contract.errors import Aborted, NotFound
 from inferflux.policy import keys
 from inferflux.policy.guardrails.store import Index, Name, Rules, Summary
 from inferflux.policy.key_admin import page_of

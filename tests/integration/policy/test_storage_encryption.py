@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import redis.asyncio
 
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.policy import keys
 from inferflux.policy.guardrails.store import Name, Rules, Summary
 from inferflux.policy.keys import ApiKeyRecord

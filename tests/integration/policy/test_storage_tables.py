@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common import store
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.redis import store
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.storage.redis_table import RedisTable
 from inferflux.policy.storage.settings import SQL_URL

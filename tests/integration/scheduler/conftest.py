@@ -11,7 +11,7 @@ import pytest
 from harness.scheduler_stage import Stage
 
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.servers import ServerProcess
+from inferflux.common.servers.servers import ServerProcess
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from harness.scripted_worker import DIGEST, MODEL
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
-from inferflux.common import store
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import CachedBlock, Change, Holder, PrefixIndex, Tier
 from inferflux.common.prefixes.salt import SharedSalt
-from inferflux.common.servers import ServerProcess
+from inferflux.common.redis import store
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.scheduler.core.slots import WorkerSlots
 from inferflux.scheduler.metrics import SchedulerMetrics
 from inferflux.scheduler.prefix_hints import PrefixHints

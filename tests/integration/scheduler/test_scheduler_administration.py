@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from harness.scheduler_stage import Stage
 
-from inferflux.common import subjects
-from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound
-from inferflux.common.leaders import ask_who_has
-from inferflux.common.partitions import divide
+from inferflux.common.bus.leaders import ask_who_has
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, NotFound
+from inferflux.common.contract.partitions import divide
 from inferflux.v1 import scheduler_pb2
 
 Request = scheduler_pb2.SchedulerAdminRequest

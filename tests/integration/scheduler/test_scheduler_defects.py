@@ -12,10 +12,11 @@ from harness.scheduler_stage import Stage
 from harness.scripted_worker import MODEL
 from prometheus_client import CollectorRegistry
 
-from inferflux.common import store, subjects
-from inferflux.common.errors import DeadlineExceeded, Unavailable
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.probe import Probe
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.probe import Probe
+from inferflux.common.redis import store
 from inferflux.common.tracing import OFF
 from inferflux.scheduler.app import Scheduler
 from inferflux.scheduler.core.jobs import Job

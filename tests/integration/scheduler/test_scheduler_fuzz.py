@@ -11,7 +11,7 @@ from harness.scheduler_stage import Stage
 from harness.scheduler_world import make_request
 from harness.scripted_worker import MODEL
 
-from inferflux.common import subjects
+from inferflux.common.contract import subjects
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 _MOST_BYTES = 8 << 20

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from harness.scheduler_stage import Stage
 
-from inferflux.common import subjects
+from inferflux.common.contract import subjects
 from inferflux.v1 import scheduler_pb2
 
 

@@ -15,10 +15,10 @@ import pytest
 from harness.scheduler_stage import Stage
 from harness.scripted_worker import ScriptedWorker
 
-from inferflux.common import subjects
-from inferflux.common.errors import InferFluxError
-from inferflux.common.partitions import Partition, divide
-from inferflux.common.scheduler_status import ask_schedulers, missing, together
+from inferflux.common.bus.scheduler_status import ask_schedulers, missing, together
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.contract.partitions import Partition, divide
 from inferflux.scheduler.core.ownership import owner_of
 from inferflux.v1 import scheduler_pb2
 

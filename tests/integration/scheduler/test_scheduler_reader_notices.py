@@ -8,10 +8,10 @@ import string
 import pytest
 from harness.scheduler_stage import Stage
 
-from inferflux.common import subjects
-from inferflux.common.errors import DeadlineExceeded
-from inferflux.common.leaders import ask_who_has
-from inferflux.common.partitions import Partition, divide
+from inferflux.common.bus.leaders import ask_who_has
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded
+from inferflux.common.contract.partitions import Partition, divide
 from inferflux.scheduler.core.replayed import assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2
 

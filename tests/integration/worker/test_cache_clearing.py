@@ -11,9 +11,10 @@ from harness.sure import chat_tokens, check_sure
 from harness.worker import WAIT_S, WorkerProcess, batch_item, read_to_end, token_ids
 from redis.asyncio import Redis
 
-from inferflux.common import store, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract import subjects
+from inferflux.common.redis import store
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 # A few more than 64 tokens, which llama.cpp computes in another way than the last of them alone.

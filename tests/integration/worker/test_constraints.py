@@ -17,7 +17,7 @@ from harness.served_engine import Served, demo_backend
 from harness.worker import batch_item
 from harness.worker_world import EagerBudget
 
-from inferflux.common.constraints.schema import read_schema
+from inferflux.common.text.constraints.schema import read_schema
 from inferflux.v1 import engine_pb2, generation_pb2, worker_pb2
 from inferflux.worker.engine.constraints import Constraints
 from inferflux.worker.engine.native import Backend

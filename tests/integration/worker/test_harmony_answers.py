@@ -9,9 +9,9 @@ from harness.reciting_model import reciting_model
 from harness.serving import Served, load
 from harness.worker import batch_item
 
-from inferflux.common.answers.families import HARMONY
-from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
+from inferflux.common.text.answers.families import HARMONY
+from inferflux.common.text.answers.parser import AnswerParser
+from inferflux.common.text.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
 from inferflux.v1 import generation_pb2
 
 # A piece is said once: where a marker comes again, texts spell it.

@@ -25,9 +25,9 @@ from harness.projectors import (
 from harness.serving import Served, load
 from harness.worker import batch_item
 
-from inferflux.common.images import image_id
+from inferflux.common.contract.requests.images import image_id
+from inferflux.common.contract.requests.sounds import unpacked_sound
 from inferflux.common.llama.native import llama
-from inferflux.common.sounds import unpacked_sound
 from inferflux.gateway.images.sound_decoder import decode, split
 from inferflux.gateway.tokenizer import PromptIds, Tokenizer
 from inferflux.gateway.tokenizer_fault import TokenizerFaultError

@@ -13,8 +13,8 @@ from harness.projectors import IMAGE_TOKENS, audio_projector, tiny_projector
 from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
 from inferflux.common.bus import Bus
-from inferflux.common.images import Pixels, image_id, object_name, placeholders
-from inferflux.common.sounds import Samples
+from inferflux.common.contract.requests.images import Pixels, image_id, object_name, placeholders
+from inferflux.common.contract.requests.sounds import Samples
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]

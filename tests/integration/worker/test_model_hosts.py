@@ -16,8 +16,8 @@ from harness.projectors import mixed_projector, tiny_projector
 from harness.worker import DEMO_MODEL, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus
-from inferflux.common.servers import ServerProcess
-from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.contract.requests.stream_limits import StreamLimits
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import host_pb2, model_pb2, worker_pb2
 
 REGISTERED, READY, FAILED = (

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 from harness.worker import WorkerProcess, batch_item, read_to_end
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message
+from inferflux.common.contract import subjects
 from inferflux.v1 import scheduler_pb2, worker_pb2
 from inferflux.worker.null.answers import answer_text
 

@@ -13,11 +13,11 @@ from harness.policy import until
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
-from inferflux.common import store
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
-from inferflux.common.servers import ServerProcess
+from inferflux.common.redis import store
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import engine_pb2, generation_pb2
 from inferflux.worker.metrics import WorkerMetrics
 from inferflux.worker.prefix_reports import PrefixReports

@@ -19,7 +19,7 @@ from harness.projectors import (
     tiny_projector,
 )
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.worker.mmproj_file import Projection, probe_projection, read_projection
 
 _PLAIN, _IN_A_PLANE = "llama", "qwen2vl"

@@ -16,7 +16,7 @@ from harness.commands import outcome_of
 from harness.http_proxy import http_proxy
 from harness.model_server import LOOPBACK, TOKEN, ModelServer, Served, model_server
 
-from inferflux.common.errors import (
+from inferflux.common.contract.errors import (
     Aborted,
     InferFluxError,
     InvalidArgument,
@@ -24,8 +24,8 @@ from inferflux.common.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from inferflux.common.http_addresses import parse_networks
-from inferflux.common.http_client import HttpClient
+from inferflux.common.http.http_addresses import parse_networks
+from inferflux.common.http.http_client import HttpClient
 from inferflux.worker.store.__main__ import Reports, run_task
 from inferflux.worker.store.folder import StoreFolder
 from inferflux.worker.store.pulling import pull

@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError, Message
 from harness.odd_messages import huge_messages, odd_messages, resident_bytes
 from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.servers import ServerProcess
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.servers.servers import ServerProcess
 from inferflux.scheduler.core.actions import Action, Dispatch
 from inferflux.scheduler.core.defects import PlanningHealth
 from inferflux.scheduler.core.scheduler import SchedulerCore

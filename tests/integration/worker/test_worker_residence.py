@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, TokenSubscription
+from inferflux.common.contract import subjects
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

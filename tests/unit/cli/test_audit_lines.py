@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from inferflux.cli.audit_admin import audit
-from inferflux.common.audit.chain import Head, seal
+from inferflux.common.calls.audit.chain import Head, seal
 
 
 def test_what_a_tenant_has_written_moves_no_terminal_and_adds_no_line(tmp_path: Path) -> None:

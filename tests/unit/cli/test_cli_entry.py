@@ -30,7 +30,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["inferflux.common.errors", "inferflux.cli.app"])
+@pytest.mark.parametrize("name", ["inferflux.common.contract.errors", "inferflux.cli.app"])
 def test_ctrl_c_while_it_starts_ends_it_quietly(name: str) -> None:
     script = _INTERRUPTED_WHILE_IMPORTING.format(name=name)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

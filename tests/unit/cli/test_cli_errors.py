@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.cli.errors import in_words
-from inferflux.common.errors import (
+from inferflux.common.contract.errors import (
     InferFluxError,
     InvalidArgument,
     PermissionDenied,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from inferflux.cli.stack.ignored import ignored_variables
-from inferflux.common.lifecycle import IGNORES_VARIABLE
+from inferflux.common.process.lifecycle import IGNORES_VARIABLE
 
 MISSPELT, MEANT = "INFERFLUX_WORKER_PREFIX_CASHE", "INFERFLUX_WORKER_PREFIX_CACHE"
 

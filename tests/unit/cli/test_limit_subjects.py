@@ -5,7 +5,7 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from inferflux.cli.app import app
-from inferflux.common.credentials import subject_id
+from inferflux.common.contract.callers.credentials import subject_id
 
 
 def test_the_subject_of_a_token_is_printed_as_limits_name_it() -> None:

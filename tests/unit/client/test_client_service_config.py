@@ -12,7 +12,7 @@ from grpc._cython import cygrpc
 from inferflux.api.channel_options import CHANNEL_OPTIONS, USE_PROXY, with_proxy
 from inferflux.client.following import Patience
 from inferflux.client.service_config import OWN_OPTIONS, OWN_SERVICE_CONFIG, SERVICE_CONFIG
-from inferflux.common.grpc_options import SERVER_OPTIONS
+from inferflux.common.calls.grpc_options import SERVER_OPTIONS
 
 
 @pytest.mark.parametrize("text", [SERVICE_CONFIG, OWN_SERVICE_CONFIG])

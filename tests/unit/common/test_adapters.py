@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common import adapters
-from inferflux.common.cache_scope import cache_scope_of, is_within, scope_of_tenant
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.callers.cache_scope import cache_scope_of, is_within, scope_of_tenant
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests import adapters
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 A, B = "a" * 64, "b" * 64

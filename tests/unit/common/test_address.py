@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.address import host_of_peer, place_of
+from inferflux.common.contract.address import host_of_peer, place_of
 
 
 @pytest.mark.parametrize(

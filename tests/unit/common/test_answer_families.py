@@ -25,14 +25,14 @@ from benchmarks.right_answers import (
     template,
     template_names,
 )
-from inferflux.common.answers.checks import check_format
-from inferflux.common.answers.families import HARMONY, HERMES
-from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import Piece
-from inferflux.common.chat_templates.probe import prefix_of, reasoning_of
-from inferflux.common.chat_templates.templates import ChatTemplate
-from inferflux.common.constraints.answers.schemas import parameter_types
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.answer_format import check_format
+from inferflux.common.text.answers.families import HARMONY, HERMES
+from inferflux.common.text.answers.parser import AnswerParser
+from inferflux.common.text.answers.pieces import Piece
+from inferflux.common.text.chat_templates.probe import prefix_of, reasoning_of
+from inferflux.common.text.chat_templates.templates import ChatTemplate
+from inferflux.common.text.constraints.answers.schemas import parameter_types
 from inferflux.v1 import generation_pb2
 
 TYPES = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from harness.answer_syntaxes import FAMILIES, RIGHT, calls_of
 
-from inferflux.common.constraints.checking import ConstraintError
-from inferflux.common.constraints.compiling import Compiled, Compiler
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.constraints.checking import ConstraintError
+from inferflux.common.text.constraints.compiling import Compiled, Compiler
 from inferflux.v1 import generation_pb2
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"

@@ -15,10 +15,10 @@ from harness.reading import Read, joined, read, read_in_every_way
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece
-from inferflux.common.answers.scanner import BracketScanner
-from inferflux.common.answers.tape import Markers, Tape
+from inferflux.common.text.answers.parser import AnswerParser
+from inferflux.common.text.answers.pieces import CallArguments, CallName, Content, Piece
+from inferflux.common.text.answers.scanner import BracketScanner
+from inferflux.common.text.answers.tape import Markers, Tape
 from inferflux.v1 import generation_pb2
 
 FORMATS = (HERMES, LLAMA3, MISTRAL)
@@ -339,7 +339,7 @@ def work(monkeypatch: pytest.MonkeyPatch, made: Callable[[], AnswerParser], *par
         nonlocal n_steps
         n_steps += event in ("call", "c_call")
 
-    monkeypatch.setattr("inferflux.common.answers.parser.Tape", CountingTape)
+    monkeypatch.setattr("inferflux.common.text.answers.parser.Tape", CountingTape)
     CountingTape.n = 0
     one = made()
     sys.setprofile(on_event)

@@ -14,9 +14,9 @@ from harness.answer_syntaxes import FAMILIES, FUNCTIONS, RIGHT, calls_of
 from llguidance import LLMatcher
 
 from benchmarks.right_answers import Vocabulary, matcher_of, vocabulary_of
-from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName, Content
-from inferflux.common.constraints.answers.schemas import parameter_types
+from inferflux.common.text.answers.parser import AnswerParser
+from inferflux.common.text.answers.pieces import CallArguments, CallName, Content
+from inferflux.common.text.constraints.answers.schemas import parameter_types
 from inferflux.v1 import generation_pb2
 
 TYPES = {name: parameter_types(schema) for name, schema in FUNCTIONS.items()}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.ask import ask
 from inferflux.common.bus import Message
+from inferflux.common.bus.ask import ask
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import scheduler_pb2
 
 QUESTION = scheduler_pb2.CancelNotice(tenant="t", request_id="r")

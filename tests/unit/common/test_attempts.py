@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferflux.common import attempts
-from inferflux.common.checks import check_token
+from inferflux.common.contract import attempts
+from inferflux.common.contract.checks import check_token
 
 
 def test_each_submission_has_an_id_of_its_own_and_a_call_that_is_sent_again_is_the_same() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.audit.chain import (
+from inferflux.common.calls.audit.chain import (
     GENESIS,
     AuditKeys,
     BadLine,
@@ -20,7 +20,7 @@ from inferflux.common.audit.chain import (
     seal,
     torn_note,
 )
-from inferflux.common.audit.verify import OPENED, Problem, verify
+from inferflux.common.calls.audit.verify import OPENED, Problem, verify
 
 KEYS = AuditKeys.of("a key of the tests' own")
 OTHER = AuditKeys.of("another key of the tests")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.audit.chain import AuditKeys, Head, read_head
-from inferflux.common.audit.files import HEAD_FILE, KEY_FILE, ChainFiles, chains_of, files_of, made_key
-from inferflux.common.audit.verify import OPENED, Verdict, verify
+from inferflux.common.calls.audit.chain import AuditKeys, Head, read_head
+from inferflux.common.calls.audit.files import HEAD_FILE, KEY_FILE, ChainFiles, chains_of, files_of, made_key
+from inferflux.common.calls.audit.verify import OPENED, Verdict, verify
 
 KEYS = AuditKeys.of("a key of the tests' own")
 
@@ -223,8 +223,8 @@ def test_the_head_is_never_ahead_of_what_is_written(tmp_path: Path) -> None:
 _WRITE_UNTIL_FULL = """
 import resource, sys
 from pathlib import Path
-from inferflux.common.audit.chain import AuditKeys
-from inferflux.common.audit.files import ChainFiles
+from inferflux.common.calls.audit.chain import AuditKeys
+from inferflux.common.calls.audit.files import ChainFiles
 keys = AuditKeys.of("a key of the tests' own")
 files = ChainFiles(Path(sys.argv[1]), "gateway", keys, max_bytes=1 << 20, syncs=False)
 at = "2026-01-01T00:00:00.000+00:00"

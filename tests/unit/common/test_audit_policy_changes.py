@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from inferflux.common.audit.policy_changes import asked
+from inferflux.common.calls.audit.policy_changes import asked
 from inferflux.v1 import policy_pb2
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.audit.calls import write_call
-from inferflux.common.audit.chain import AuditKeys, Head
-from inferflux.common.audit.entry import CallRecord, TextDigest
-from inferflux.common.audit.stream_sink import StreamSink
-from inferflux.common.audit.verify import verify
-from inferflux.common.audit.writer import REFUSAL, AuditTrail
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import Internal, PermissionDenied, Unavailable
-from inferflux.common.metrics import AUDIT_LINES_LOST
-from inferflux.common.tasks import Background
+from inferflux.common.calls.audit.calls import write_call
+from inferflux.common.calls.audit.chain import AuditKeys, Head
+from inferflux.common.calls.audit.entry import CallRecord, TextDigest
+from inferflux.common.calls.audit.stream_sink import StreamSink
+from inferflux.common.calls.audit.verify import verify
+from inferflux.common.calls.audit.writer import REFUSAL, AuditTrail
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.errors import Internal, PermissionDenied, Unavailable
+from inferflux.common.process.metrics import AUDIT_LINES_LOST
+from inferflux.common.process.tasks import Background
 
 KEYS = AuditKeys.of("a key of the tests' own")
 
@@ -101,7 +101,7 @@ async def test_a_line_waits_for_nothing_and_more_than_the_limit_are_lost_and_cou
 async def test_what_could_not_be_written_is_written_when_the_disk_has_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inferflux.common.audit.writer._RETRY_S", 0.01)
+    monkeypatch.setattr("inferflux.common.calls.audit.writer._RETRY_S", 0.01)
     sink = DiskSink()
     sink.is_full = True
     async with running(sink) as trail:
@@ -119,7 +119,7 @@ async def test_what_could_not_be_written_is_written_when_the_disk_has_room(
 async def test_calls_are_refused_while_lines_cannot_be_written_where_that_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inferflux.common.audit.writer._RETRY_S", 0.01)
+    monkeypatch.setattr("inferflux.common.calls.audit.writer._RETRY_S", 0.01)
     sink = DiskSink()
     async with running(sink, refuses=True) as trail:
         trail.check()

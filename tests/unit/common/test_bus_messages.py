@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common import subjects
-from inferflux.common.cancel_notices import parse_cancel
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.heartbeats import parse_status
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.cancel_notices import parse_cancel
+from inferflux.common.contract.messages.heartbeats import parse_status
 from inferflux.v1 import scheduler_pb2
 
 

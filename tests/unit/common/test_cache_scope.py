@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.cache_scope import cache_scope_of
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.v1 import scheduler_pb2
 
 

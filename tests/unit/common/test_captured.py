@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from inferflux.common.captured import Captured, cause_in, one_line
+from inferflux.common.process.child.captured import Captured, cause_in, one_line
 
 
 @pytest.mark.parametrize(

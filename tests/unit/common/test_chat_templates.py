@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from inferflux.common.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
+from inferflux.common.text.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
 
 CHATML = """{% for message in messages %}
 <|im_start|>{{ message['role'] }}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.children import describe_end
+from inferflux.common.process.child.children import describe_end
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from inferflux.common.config_file import VARIABLE, read_config
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.config_file import VARIABLE, read_config
 
 
 class Kind(BaseModel):

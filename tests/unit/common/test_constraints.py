@@ -15,14 +15,14 @@ from harness import schemas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.constraints.checking import ConstraintError
-from inferflux.common.constraints.compiling import Compiled, Compiler
-from inferflux.common.constraints.formats import CHECKED_FORMATS, FORMATS
-from inferflux.common.constraints.limits import MAX_BYTES, MAX_CHOICES, MAX_ENFORCED_BYTES
-from inferflux.common.constraints.schema import KEYWORDS, LEVELS, read_schema, refuse_unenforced
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.generation_limits import check_params
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.constraint_limits import MAX_BYTES, MAX_CHOICES, MAX_ENFORCED_BYTES
+from inferflux.common.contract.requests.generation_limits import check_params
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.constraints.checking import ConstraintError
+from inferflux.common.text.constraints.compiling import Compiled, Compiler
+from inferflux.common.text.constraints.formats import CHECKED_FORMATS, FORMATS
+from inferflux.common.text.constraints.schema import KEYWORDS, LEVELS, read_schema, refuse_unenforced
 from inferflux.v1 import generation_pb2
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.cores import parse_v1_quota, parse_v2_quota, usable_cores
+from inferflux.common.process.machine.cores import parse_v1_quota, parse_v2_quota, usable_cores
 
 
 @pytest.fixture(autouse=True)

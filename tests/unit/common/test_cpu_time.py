@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inferflux.common.cpu_time import cpu_s, is_late
+from inferflux.common.process.machine.cpu_time import cpu_s, is_late
 
 
 @pytest.mark.parametrize(

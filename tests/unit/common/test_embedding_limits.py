@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.embedding_limits import MAX_JOB_TEXTS, MAX_JOB_TOKENS, check_task, split
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.model_roles import check_role
-from inferflux.common.vectors import packed, shortened, unpacked
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models.model_roles import check_role
+from inferflux.common.contract.requests.embedding_limits import (
+    MAX_JOB_TEXTS,
+    MAX_JOB_TOKENS,
+    check_task,
+    split,
+)
+from inferflux.common.contract.requests.vectors import packed, shortened, unpacked
 from inferflux.v1 import model_pb2, scheduler_pb2, tokens_pb2
 
 

@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from inferflux.common import errors
+from inferflux.common.contract import errors
 from inferflux.v1 import tokens_pb2
 
 KINDS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.fair_places import FairPlaces
+from inferflux.common.calls.fair_places import FairPlaces
 
 LIMIT, GRACE_S = 6, 2.0
 

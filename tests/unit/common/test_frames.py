@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferflux.common.frames import ChildEnd, ParentEnd, pack
+from inferflux.common.process.child.frames import ChildEnd, ParentEnd, pack
 from inferflux.v1 import tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.generation_limits import check_params
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.generation_limits import check_params
 from inferflux.v1 import generation_pb2
 
 NAN, INF = float("nan"), float("inf")

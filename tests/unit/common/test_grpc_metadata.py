@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common import grpc_metadata as metadata
-from inferflux.common.calls import call_context
-from inferflux.common.errors import InvalidArgument, Unauthenticated
+from inferflux.common.calls import grpc_metadata as metadata
+from inferflux.common.calls.calls import call_context
+from inferflux.common.contract.errors import InvalidArgument, Unauthenticated
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, ResourceExhausted
-from inferflux.common.fair_places import FairPlaces, Victim
-from inferflux.common.grpc_receiving import Receiving
+from inferflux.common.calls.fair_places import FairPlaces, Victim
+from inferflux.common.calls.grpc_receiving import Receiving
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, ResourceExhausted
 
 
 async def hold(receiving: Receiving, arrived: asyncio.Event, taken: asyncio.Event) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inferflux.common.guardrails.cache import CompiledCache, SetKey
-from inferflux.common.guardrails.compiled import CompiledRules
-from inferflux.common.guardrails.rules import Entry, RuleSet
+from inferflux.common.text.guardrails.cache import CompiledCache, SetKey
+from inferflux.common.text.guardrails.compiled import CompiledRules
+from inferflux.common.text.guardrails.rules import Entry, RuleSet
 
 
 def rules(characters: int = 10) -> CompiledRules:

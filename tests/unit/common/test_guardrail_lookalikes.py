@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.guardrails import lookalikes
-from inferflux.common.guardrails.compiled import CompiledRules, Kind
-from inferflux.common.guardrails.lookalikes import LEAST_MIXED, LookAlikes, Reader, is_mixed
-from inferflux.common.guardrails.normal import folded
-from inferflux.common.guardrails.rules import Entry, RuleSet
-from inferflux.common.guardrails.stream import StreamGuard
+from inferflux.common.text.guardrails import lookalikes
+from inferflux.common.text.guardrails.compiled import CompiledRules, Kind
+from inferflux.common.text.guardrails.lookalikes import LEAST_MIXED, LookAlikes, Reader, is_mixed
+from inferflux.common.text.guardrails.normal import folded
+from inferflux.common.text.guardrails.rules import Entry, RuleSet
+from inferflux.common.text.guardrails.stream import StreamGuard
 
 # By name, as they cannot be told from Latin ones here.
 CYRILLIC = {letter: unicodedata.lookup(f"CYRILLIC SMALL LETTER {name}") for letter, name in zip(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.guardrails import words
-from inferflux.common.guardrails.words import WordFinder
+from inferflux.common.text.guardrails import words
+from inferflux.common.text.guardrails.words import WordFinder
 
 LETTERS = st.sampled_from("abé漢🙂")
 WORDS = st.sets(st.text(LETTERS, min_size=1, max_size=5), max_size=12)

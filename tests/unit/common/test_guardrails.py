@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.guardrails.compiled import CompiledRules, Finding, Kind, check_all
-from inferflux.common.guardrails.lookalikes import LookAlikes
-from inferflux.common.guardrails.normal import MAX_UNIT, begins_unit, fold_plain, folded, plain, units
-from inferflux.common.guardrails.rules import Entry, RuleSet, parse_rules
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.text.guardrails.compiled import CompiledRules, Finding, Kind, check_all
+from inferflux.common.text.guardrails.lookalikes import LookAlikes
+from inferflux.common.text.guardrails.normal import MAX_UNIT, begins_unit, fold_plain, folded, plain, units
+from inferflux.common.text.guardrails.rules import Entry, RuleSet, parse_rules
 from inferflux.v1 import guardrails_pb2
 
 # Letters that meet: marks, jamo, ligatures, fullwidth forms, characters that cannot be seen.

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.guardrails.compiled import CompiledRules, Finding, Kind, is_word
-from inferflux.common.guardrails.lookalikes import LookAlikes
-from inferflux.common.guardrails.normal import MAX_UNIT, folded, plain, units
-from inferflux.common.guardrails.rules import Entry, RuleSet
-from inferflux.common.guardrails.stream import BLOCK, StreamGuard
+from inferflux.common.text.guardrails.compiled import CompiledRules, Finding, Kind, is_word
+from inferflux.common.text.guardrails.lookalikes import LookAlikes
+from inferflux.common.text.guardrails.normal import MAX_UNIT, folded, plain, units
+from inferflux.common.text.guardrails.rules import Entry, RuleSet
+from inferflux.common.text.guardrails.stream import BLOCK, StreamGuard
 
 ALPHABET = st.sampled_from("aabbc  -1２é\u0301\u200bAＢﬁfасνΝ")  # the last four: Cyrillic and Greek
 TEXTS = st.lists(ALPHABET, max_size=120).map("".join)

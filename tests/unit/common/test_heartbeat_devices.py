@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.heartbeats import MAX_DEVICES, check_status
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.heartbeats import MAX_DEVICES, check_status
 from inferflux.v1 import device_pb2, scheduler_pb2
 
 CPU = device_pb2.Device(name="CPU", description="AMD EPYC", backend="CPU", kind=device_pb2.DEVICE_KIND_CPU)

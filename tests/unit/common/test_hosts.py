@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inferflux.common import nats_users, subjects
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.hosts import (
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.hosts import (
     LONGEST_HOST_ID,
     MAX_ALIASES,
     MAX_KNOWN,
@@ -20,7 +20,8 @@ from inferflux.common.hosts import (
     parse_status,
     worker_ids,
 )
-from inferflux.common.subjects import is_safe_token, matches
+from inferflux.common.contract.subjects import is_safe_token, matches
+from inferflux.common.servers import nats_users
 from inferflux.v1 import host_pb2, model_pb2
 
 SUBJECT = subjects.host_status("h")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import Unavailable
-from inferflux.common.http_addresses import is_in, is_public, parse_address, parse_networks
-from inferflux.common.http_client import HttpClient, check_url
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.http.http_addresses import is_in, is_public, parse_address, parse_networks
+from inferflux.common.http.http_client import HttpClient, check_url
 
 
 @pytest.mark.parametrize("text", ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8"])

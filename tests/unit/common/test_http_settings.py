@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.http_settings import HttpClientSettings
-from inferflux.common.settings import load
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.http.http_settings import HttpClientSettings
+from inferflux.common.process.settings import load
 
 
 @pytest.mark.parametrize("value", ["10.0.0.1/8", "localhost", "10.0.0.0/8,*"])

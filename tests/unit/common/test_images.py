@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.images import (
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.images import (
     FIRST_PLACEHOLDER,
     Pixels,
     check_images,

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from inferflux.common.constraints.compiling import grammar_of
-from inferflux.common.constraints.schema import read_schema
+from inferflux.common.text.constraints.compiling import grammar_of
+from inferflux.common.text.constraints.schema import read_schema
 from inferflux.v1 import generation_pb2
 
 FREE = '{"type":"string"}'

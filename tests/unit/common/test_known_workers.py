@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.known_workers import SILENT_S, KnownWorkers
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.known_workers import SILENT_S, KnownWorkers
 
 
 def test_a_flood_of_new_workers_displaces_none_that_reports() -> None:

@@ -17,7 +17,7 @@ from tools.house import plan, rules, source
 from tools.house.source import GENERATED, ROOT, Module
 from tools.reference.__main__ import CONTRIBUTING_PAGE, written_contributing
 
-SUBJECTS = "libs/common/inferflux/common/subjects.py"
+SUBJECTS = "libs/common/inferflux/common/contract/subjects.py"
 # Those that clients read.
 TOKEN_SUBJECTS = "libs/api/inferflux/api/token_subjects.py"
 SERVICES = sorted(path.name for path in (ROOT / "services").iterdir() if path.is_dir())
@@ -178,7 +178,7 @@ def test_what_clients_install_needs_nothing_else_of_ours(folder: str, allowed: s
 # What waits, sends or looks at a clock.
 IMPURE = {"asyncio", "concurrent", "datetime", "grpc", "multiprocessing", "nats", "os", "prometheus_client"}
 IMPURE |= {"random", "redis", "secrets", "select", "signal", "socket", "subprocess", "threading", "time"}
-IMPURE |= {"inferflux.common.bus", "inferflux.common.store", "inferflux.common.logs"}
+IMPURE |= {"inferflux.common.bus", "inferflux.common.redis.store", "inferflux.common.process.logs"}
 
 
 @pytest.mark.parametrize("core", ["services/scheduler/inferflux/scheduler/core"])

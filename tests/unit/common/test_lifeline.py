@@ -8,7 +8,7 @@ import sys
 
 _CHILD = """
 import sys
-from inferflux.common.lifeline import exit_at_end_of
+from inferflux.common.process.child.lifeline import exit_at_end_of
 
 exit_at_end_of(int(sys.argv[1]))
 print("computing", flush=True)
@@ -18,7 +18,7 @@ while True:
 
 _TIDY_CHILD = """
 import os, sys
-from inferflux.common.lifeline import exit_at_end_of
+from inferflux.common.process.child.lifeline import exit_at_end_of
 
 lifeline = int(sys.argv[1])
 exit_at_end_of(os.dup(lifeline), grace_s=60)

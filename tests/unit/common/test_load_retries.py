@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.load_retries import pause_s
+from inferflux.common.contract.models.load_retries import pause_s
 
 
 def test_pauses_double_up_to_some_minutes() -> None:

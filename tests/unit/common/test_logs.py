@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from inferflux.common import logs
+from inferflux.common.process import logs
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_under_the_log_raises_nowhere(monkeypatch: pytest.Mo
 
 def test_services_start_without_loading_rich() -> None:
     code = (
-        "import sys, inferflux.common.logs\n"
+        "import sys, inferflux.common.process.logs\n"
         "assert 'rich' not in sys.modules\n"
         "import rich.console\n"  # inferctl uses both
     )

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from harness.bus_contract import JOBS, BusContract, take
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Unavailable
 
 
 class MemoryServer:

@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.model_names import MAX_PATTERNS, allows, covers, intersection, parse_patterns
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models.model_names import (
+    MAX_PATTERNS,
+    allows,
+    covers,
+    intersection,
+    parse_patterns,
+)
 
 names = st.text(alphabet="ab", max_size=4)
 patterns = st.lists(names.filter(bool) | names.map(lambda name: f"{name}*"), min_size=1, max_size=4)

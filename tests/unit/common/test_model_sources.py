@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.model_sources import SourceKind, choose, choose_projector, parse_source, shards_of
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models.model_sources import (
+    SourceKind,
+    choose,
+    choose_projector,
+    parse_source,
+    shards_of,
+)
 
 WEB, PATH, HF, OCI = SourceKind.WEB, SourceKind.PATH, SourceKind.HUGGING_FACE, SourceKind.OCI
 

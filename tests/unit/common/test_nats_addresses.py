@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.bus.addresses import parse_servers, without_password
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(

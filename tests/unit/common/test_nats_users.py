@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from inferflux.common import nats_users, subjects
-from inferflux.common.nats_users import NatsUser
-from inferflux.common.subjects import matches
+from inferflux.common.contract import subjects
+from inferflux.common.contract.subjects import matches
+from inferflux.common.servers import nats_users
+from inferflux.common.servers.nats_users import NatsUser
 
 SERVICES = [nats_users.gateway(), nats_users.scheduler(), nats_users.worker()]
 

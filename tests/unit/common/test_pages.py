@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.pages import MAX_PAGE, check_page_size, page_after
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.pages import MAX_PAGE, check_page_size, page_after
 
 names = st.lists(st.text("abc", min_size=1, max_size=2), unique=True, max_size=9).map(sorted)
 

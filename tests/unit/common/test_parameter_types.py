@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.constraints.answers.schemas import Root, parameter_types
+from inferflux.common.text.constraints.answers.schemas import Root, parameter_types
 
 
 def ref(name: str) -> dict[str, Any]:

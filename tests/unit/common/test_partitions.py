@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common import subjects
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.partitions import SHARDS, WHOLE, Partition, divide, indexes_of, parse
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.partitions import SHARDS, WHOLE, Partition, divide, indexes_of, parse
 
 COUNTS = st.integers(1, SHARDS)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.constraints.compiling import Compiler
-from inferflux.common.constraints.patterns import PatternError, portable
-from inferflux.common.constraints.repeats import repeats
-from inferflux.common.constraints.schema import read_schema, refuse_unenforced
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.constraints.compiling import Compiler
+from inferflux.common.text.constraints.patterns import PatternError, portable
+from inferflux.common.text.constraints.repeats import repeats
+from inferflux.common.text.constraints.schema import read_schema, refuse_unenforced
 from inferflux.v1 import generation_pb2
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common import rate_limits
-from inferflux.common.rate_limits import State, duration, headers_of, tightest
+from inferflux.common.contract.callers import rate_limits
+from inferflux.common.contract.callers.rate_limits import State, duration, headers_of, tightest
 
 
 def state(name: str, remaining: int, *, limit: int = 100, reset_ms: int = 1000) -> State:

@@ -6,11 +6,11 @@ import pytest
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException
 
-from inferflux.common import store
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.redis_cluster import url as cluster
-from inferflux.common.redis_cluster.routing import Command, slot_of, units
-from inferflux.common.redis_cluster.slots import SlotMap, read_map
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.redis import store
+from inferflux.common.redis.redis_cluster import url as cluster
+from inferflux.common.redis.redis_cluster.routing import Command, slot_of, units
+from inferflux.common.redis.redis_cluster.slots import SlotMap, read_map
 
 NODES = b"""\
 aa 10.0.0.1:6379@16379 myself,master - 0 0 3 connected 0-5460

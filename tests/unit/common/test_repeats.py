@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.repeats import Repeats
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.repeats import Repeats
 
 
 def parsed(data: bytes, subject: str) -> list[str]:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from inferflux.common import request_times
+from inferflux.common.contract import request_times
 from inferflux.v1 import scheduler_pb2
 
 FARTHEST = 2**63 - 1

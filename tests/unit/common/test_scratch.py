@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.scratch import scratch_folder
+from inferflux.common.process.child.scratch import scratch_folder
 
 LEAVES = """
 import os, sys
-from inferflux.common.scratch import scratch_folder
+from inferflux.common.process.child.scratch import scratch_folder
 with scratch_folder("kind-") as folder:
     (folder / "a").write_text("x")
     print(folder, flush=True)

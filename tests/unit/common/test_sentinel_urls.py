@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common import sentinel, store
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.redis import sentinel, store
 
 
 def test_a_url_names_sentinels_and_what_they_watch() -> None:

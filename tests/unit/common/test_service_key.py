@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.calls import call_context
-from inferflux.common.errors import InvalidArgument, Unauthenticated
-from inferflux.common.service_key import VARIABLE, ServiceKeys, parse_service_keys
+from inferflux.common.calls.calls import call_context
+from inferflux.common.calls.service_key import VARIABLE, ServiceKeys, parse_service_keys
+from inferflux.common.contract.errors import InvalidArgument, Unauthenticated
 
 KEY, NEXT_KEY = "a" * 16, "b" * 40
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.settings import ServiceSettings, TargetAddresses, load, misspelt
+from inferflux.common.process.settings import ServiceSettings, TargetAddresses, load, misspelt
 
 
 class WorkerSettings(ServiceSettings):

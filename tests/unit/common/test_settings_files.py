@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.settings import ServiceSettings, load, misspelt
+from inferflux.common.process.settings import ServiceSettings, load, misspelt
 
 
 def test_a_value_comes_from_the_file_that_its_variable_names(

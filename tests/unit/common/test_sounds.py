@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.images import Pixels
-from inferflux.common.sounds import Samples, is_sound, sound_id, unpacked_sound
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.images import Pixels
+from inferflux.common.contract.requests.sounds import Samples, is_sound, sound_id, unpacked_sound
 
 
 def test_samples_come_back_as_they_were_and_are_told_from_pixels() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis.asyncio
 
-from inferflux.common import store
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.redis import store
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from inferflux.common.bus import streams
 from inferflux.common.bus.link import STORE_UNAVAILABLE, ApiError
-from inferflux.common.errors import Unavailable
-from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.contract.requests.stream_limits import StreamLimits
 
 _INSUFFICIENT_RESOURCES = 10023
 

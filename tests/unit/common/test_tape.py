@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.answers.tape import Markers, Tape
+from inferflux.common.text.answers.tape import Markers, Tape
 
 MARKER = "<ab>"
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from inferflux.common.metrics import UNEXPECTED_ERRORS
-from inferflux.common.tasks import Background, cancel_all, is_set_within, next_in_s
+from inferflux.common.process.metrics import UNEXPECTED_ERRORS
+from inferflux.common.process.tasks import Background, cancel_all, is_set_within, next_in_s
 
 
 async def fail() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.grpc_tls import certificate_name
-from inferflux.common.tls import Reloaded, TlsFiles
+from inferflux.common.calls.grpc_tls import certificate_name
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.tls import Reloaded, TlsFiles
 
 
 class Clock:

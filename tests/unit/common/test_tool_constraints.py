@@ -11,12 +11,12 @@ import pytest
 from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
 from harness.tokenizers import write_tokenizer
 
-from inferflux.common.constraints.checking import ConstraintError
-from inferflux.common.constraints.compiling import Compiled, Compiler, grammar_of
-from inferflux.common.constraints.limits import MAX_FUNCTIONS, MAX_FUNCTIONS_BYTES
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.generation_limits import check_params
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.constraint_limits import MAX_FUNCTIONS, MAX_FUNCTIONS_BYTES
+from inferflux.common.contract.requests.generation_limits import check_params
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.constraints.checking import ConstraintError
+from inferflux.common.text.constraints.compiling import Compiled, Compiler, grammar_of
 from inferflux.v1 import generation_pb2
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"

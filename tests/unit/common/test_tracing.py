@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from inferflux.common import tracing
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.settings import ServiceSettings, load
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.settings import ServiceSettings, load
 from inferflux.common.tracing import Kind, TraceContext, open_tracer, parse, valid
 from inferflux.common.tracing.exporters import SayingOnce
 from inferflux.common.tracing.sdk import SdkTracer
@@ -94,7 +94,7 @@ def test_a_service_without_traces_does_not_load_the_tracing_sdk(service: str) ->
     # redis-py imports parts of OpenTelemetry by itself.
     code = (
         f"import sys, inferflux.{service}.app, inferflux.common.tracing as t\n"
-        "from inferflux.common.settings import ServiceSettings\n"
+        "from inferflux.common.process.settings import ServiceSettings\n"
         "t.open_tracer(ServiceSettings(), 'x')\n"
         "loaded = ('inferflux.common.tracing.sdk', 'opentelemetry.exporter')\n"
         "sys.exit(any(m.startswith(loaded) for m in sys.modules))"

@@ -7,8 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inferflux.common import wire
-from inferflux.common.errors import InvalidArgument, ResourceExhausted
+from inferflux.common.calls import wire
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted
 from inferflux.v1 import inference_pb2
 
 MARK = b"\x7f\x7f\x7f\x7f"

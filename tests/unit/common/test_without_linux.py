@@ -13,18 +13,18 @@ import pytest
 
 from inferflux.cli.stack.plan import ProcessSpec
 from inferflux.cli.stack.process import ManagedProcess
-from inferflux.common import free_memory
-from inferflux.common.captured import Captured
-from inferflux.common.cores import usable_cores
-from inferflux.common.memory_file import path_of
-from inferflux.common.process_limits import bound
+from inferflux.common.process.child.captured import Captured
+from inferflux.common.process.child.memory_file import path_of
+from inferflux.common.process.child.process_limits import bound
+from inferflux.common.process.machine import free_memory
+from inferflux.common.process.machine.cores import usable_cores
 
 ROOT = Path(__file__).parents[3]
 LINUX_ONLY = ("sched_getaffinity", "sched_setaffinity", "memfd_create", "pidfd_open", "prctl", "RLIMIT_AS")
 
 _CHILD = """
 import sys, time
-from inferflux.common import parent_death
+from inferflux.common.process.child import parent_death
 parent_death._find_prctl = lambda: None
 parent_death.exit_with_parent(parent=int(sys.argv[1]))
 print("watches", flush=True)

@@ -87,7 +87,14 @@ def test_a_second_run_of_it_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_servers_that_are_watched_are_several_and_one_alone_is_not(tmp_path: Path) -> None:
-    module = [sys.executable, "-m", "inferflux.common.access_files", str(tmp_path), "--nats", "nats:4222"]
+    module = [
+        sys.executable,
+        "-m",
+        "inferflux.common.servers.access_files",
+        str(tmp_path),
+        "--nats",
+        "nats:4222",
+    ]
     for words in (["--redis", "a:1,b:2"], ["--redis", "a:1", "--sentinel", "s:3"]):
         refused = subprocess.run([*module, *words], capture_output=True, text=True, check=False)
         assert refused.returncode == 2

@@ -11,8 +11,8 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from benchmarks.report import ReportError
-from inferflux.common import metrics as common_metrics
-from inferflux.common.settings import EXPERT, ServiceSettings, misspelt
+from inferflux.common.process import metrics as common_metrics
+from inferflux.common.process.settings import EXPERT, ServiceSettings, misspelt
 from tools.house.measures import FOR_EXPERTS
 from tools.reference import metrics, settings
 from tools.reference.__main__ import PAGE, written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers.scopes import Scope
 from inferflux.gateway.http.routes import ROUTES
 from inferflux.policy.roles import BUILTIN
 from tools.reference import access

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common import admin_limits
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models import admin_limits
 from inferflux.v1 import scheduler_pb2
 
 Change = scheduler_pb2.SetFairness

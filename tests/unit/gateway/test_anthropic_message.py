@@ -8,7 +8,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from inferflux.common.errors import (
+from inferflux.common.contract.errors import (
     Cancelled,
     InvalidArgument,
     NotFound,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.anthropic.bodies import MessagesBody
 from inferflux.gateway.http.anthropic.request import Prompt, to_request
 from inferflux.gateway.http.bodies import parse

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.openai.bodies import TokenizeBody
 from inferflux.gateway.http.reading import parse
 from inferflux.gateway.off_loop import LARGE_BYTES, off_loop_if_large

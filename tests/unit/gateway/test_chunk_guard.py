@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.api.stream_state import StreamState, Verdict
-from inferflux.common.guardrails.compiled import CompiledRules
-from inferflux.common.guardrails.rules import Entry, RuleSet
-from inferflux.common.guardrails.stream import StreamGuard
+from inferflux.common.text.guardrails.compiled import CompiledRules
+from inferflux.common.text.guardrails.rules import Entry, RuleSet
+from inferflux.common.text.guardrails.stream import StreamGuard
 from inferflux.gateway.chunk_guard import ChunkGuard
 from inferflux.v1 import generation_pb2, tokens_pb2
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from inferflux.common.errors import ResourceExhausted
+from inferflux.common.contract.errors import ResourceExhausted
 from inferflux.gateway.gate import Gate
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from harness.certificates import Certificates
 
-from inferflux.common.settings import load
-from inferflux.common.tls import ServerTls
+from inferflux.common.process.settings import load
+from inferflux.common.process.tls import ServerTls
 from inferflux.gateway.settings import GatewaySettings
 
 

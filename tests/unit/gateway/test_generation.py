@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inferflux.common import subjects
-from inferflux.common.audit.writer import NO_AUDIT
 from inferflux.common.bus import Bus
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import AlreadyExists, InferFluxError, ResourceExhausted, Unavailable
-from inferflux.common.tasks import Background
+from inferflux.common.calls.audit.writer import NO_AUDIT
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import AlreadyExists, InferFluxError, ResourceExhausted, Unavailable
+from inferflux.common.process.tasks import Background
 from inferflux.common.tracing import OFF
 from inferflux.gateway.call import Call
 from inferflux.gateway.caller import Caller

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from inferflux.common.images import MAX_SIDE, unpacked
+from inferflux.common.contract.requests.images import MAX_SIDE, unpacked
 from inferflux.gateway.images.decoder import decode
 
 _SIDE = 32

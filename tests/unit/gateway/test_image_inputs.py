@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.images.inputs import from_base64
 
 FILE = bytes(range(256))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from inferflux.common.audit.writer import NO_AUDIT
-from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
-from inferflux.common.tasks import Background
+from inferflux.common.calls.audit.writer import NO_AUDIT
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.process.tasks import Background
 from inferflux.gateway.ledger import RETRIES_S, FinishedRequest, Ledger
 from inferflux.v1 import generation_pb2, policy_pb2
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness.projectors import picture
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.llama_server.bodies import CompletionBody, InfillBody
 from inferflux.gateway.http.llama_server.completion import (

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferflux.common import subjects
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.errors import InvalidArgument, NotFound, Unavailable
-from inferflux.common.known_workers import MAX_WORKERS
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InvalidArgument, NotFound, Unavailable
+from inferflux.common.contract.known_workers import MAX_WORKERS
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.hosts import LIVE_S
 from inferflux.gateway.models import REMEMBERED_S, ModelRegistry, ModelTable

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ollama import ChatResponse, GenerateResponse, ListResponse, ProcessResponse, ShowResponse
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.bodies import parse
 from inferflux.gateway.http.errors import in_words_of
 from inferflux.gateway.http.ollama import models, request

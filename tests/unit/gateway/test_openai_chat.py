@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
 from inferflux.gateway.http.answering import of_choice_context
 from inferflux.gateway.http.errors import in_words_of, path_of
 from inferflux.gateway.http.openai import chat

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.openai import completions, tokens
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.bodies import CompletionBody, DetokenizeBody, StreamOptions, TokenizeBody

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from harness.deploy import ROOT
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors import in_words_of
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.openai import chat, completions, fields

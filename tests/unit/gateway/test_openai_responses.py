@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from harness.projectors import picture, tone
 
-from inferflux.common.errors import InvalidArgument, Unavailable, to_http
+from inferflux.common.contract.errors import InvalidArgument, Unavailable, to_http
 from inferflux.gateway.http.errors import in_words_of
 from inferflux.gateway.http.openai import generate, responses
 from inferflux.gateway.http.openai.bodies import GenerateBody, ResponsesBody

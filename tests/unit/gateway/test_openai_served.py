@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harness.deploy import ROOT
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.exchange import to_json
 from inferflux.gateway.http.openai import chat, completions, generate, responses, served
 from inferflux.gateway.http.openai.bodies import ChatBody, CompletionBody, GenerateBody, ResponsesBody

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors import in_words_of
 from inferflux.gateway.http.openai import chat, custom_tools, responses
 from inferflux.gateway.http.openai.answers import Head

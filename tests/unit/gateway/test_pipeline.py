@@ -14,11 +14,11 @@ from harness.gateway import Backend, finished, tokens, until
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from inferflux.common.audit.writer import NO_AUDIT
 from inferflux.common.bus import Bus
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import (
+from inferflux.common.calls.audit.writer import NO_AUDIT
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.errors import (
     Aborted,
     InferFluxError,
     InvalidArgument,
@@ -28,7 +28,7 @@ from inferflux.common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from inferflux.common.tasks import Background
+from inferflux.common.process.tasks import Background
 from inferflux.common.tracing import OFF
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.canceller import Canceller

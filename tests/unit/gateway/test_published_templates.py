@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 from harness.shared_templates import needs_templates, of_each_template, template
 
-from inferflux.common.chat_templates.capabilities import Place
-from inferflux.common.chat_templates.switches import SwitchError, switches_of
+from inferflux.common.text.chat_templates.capabilities import Place
+from inferflux.common.text.chat_templates.switches import SwitchError, switches_of
 from inferflux.gateway.image_markers import ImageMarkers
 from inferflux.gateway.rendering import Asked, TemplateRenderer
 from inferflux.v1 import inference_pb2

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.contract.errors import InferFluxError, Unavailable
 from inferflux.gateway.relay import Relay, RelayLimits
 from inferflux.v1 import generation_pb2, tokens_pb2
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.splits import Splits, Sticky, read_splits
 
 N = 4000

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.scheduler_status import together
+from inferflux.common.bus.scheduler_status import together
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.status_pages import Place, cut, parse_token
 from inferflux.v1 import cluster_pb2, scheduler_pb2
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import Unavailable
-from inferflux.common.guardrails.compiled import Finding, Kind
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.text.guardrails.compiled import Finding, Kind
 from inferflux.gateway.chunk_guard import ChunkGuard
 from inferflux.gateway.stream_guards import StreamGuards, model_told_by
 from inferflux.v1 import generation_pb2, guardrails_pb2, tokens_pb2

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from inferflux.common.errors import ResourceExhausted, Unavailable
+from inferflux.common.contract.errors import ResourceExhausted, Unavailable
 from inferflux.gateway.streams import Streams
 
 

@@ -18,7 +18,7 @@ from harness.projectors import (
 )
 from harness.tokenizers import write_tokenizer
 
-from inferflux.common.images import check_images, image_id, placeholders
+from inferflux.common.contract.requests.images import check_images, image_id, placeholders
 from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, check_runs
 from inferflux.gateway.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import inference_pb2, tokenizer_pb2

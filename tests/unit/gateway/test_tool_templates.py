@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 from harness import chat_templates
 
-from inferflux.common.chat_templates import conversation
-from inferflux.common.chat_templates.capabilities import Capabilities
-from inferflux.common.chat_templates.conversation import as_read
-from inferflux.common.chat_templates.generic_tools import with_generic_tools
-from inferflux.common.chat_templates.probe import reasoning_of, tool_support
-from inferflux.common.chat_templates.templates import ChatTemplate
+from inferflux.common.text.chat_templates import conversation
+from inferflux.common.text.chat_templates.capabilities import Capabilities
+from inferflux.common.text.chat_templates.conversation import as_read
+from inferflux.common.text.chat_templates.generic_tools import with_generic_tools
+from inferflux.common.text.chat_templates.probe import reasoning_of, tool_support
+from inferflux.common.text.chat_templates.templates import ChatTemplate
 from inferflux.gateway.control_texts import ControlTexts
 from inferflux.gateway.template_messages import template_messages, template_tools
 from inferflux.v1 import generation_pb2, inference_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic_core import to_json
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.openai.multipart import parse_form
 from inferflux.gateway.http.openai.transcriptions import (
     Transcription,

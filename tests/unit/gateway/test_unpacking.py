@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.unpacking import UnknownEncoding, unpacker
 
 TEXT = b'{"prompt": "a"}' * 100

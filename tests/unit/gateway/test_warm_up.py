@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from inferflux.common.errors import Unavailable
-from inferflux.common.tasks import Background
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process.tasks import Background
 from inferflux.gateway import warm_up
 from inferflux.gateway.warm_up import WarmUp
 

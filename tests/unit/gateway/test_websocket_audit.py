@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message
 
-from inferflux.common.audit.writer import AuditTrail
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import Unauthenticated
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.errors import Unauthenticated
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.http.endpoint import Edge
 from inferflux.gateway.http.reading import BodyReader

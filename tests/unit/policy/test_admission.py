@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InferFluxError, PermissionDenied, Unauthenticated
-from inferflux.common.scopes import Scope, expanded
+from inferflux.common.contract.callers.scopes import Scope, expanded
+from inferflux.common.contract.errors import InferFluxError, PermissionDenied, Unauthenticated
 from inferflux.policy.admission import Holder, authorize, identify
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import Role

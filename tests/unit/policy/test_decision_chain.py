@@ -11,8 +11,8 @@ from harness.decisions import RESERVATION, call, reservation
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from inferflux.common.errors import Aborted, InvalidArgument, PermissionDenied, Unavailable
-from inferflux.common.grpc_metadata import DECISION
+from inferflux.common.calls.grpc_metadata import DECISION
+from inferflux.common.contract.errors import Aborted, InvalidArgument, PermissionDenied, Unavailable
 from inferflux.policy.decisions.chain import Asked, Decisions
 from inferflux.policy.decisions.facts import PERMITTED, BackendFailed, Decision, Facts, to_message
 from inferflux.policy.metrics import DecisionMetrics

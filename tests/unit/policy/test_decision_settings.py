@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.settings import load
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.settings import load
 from inferflux.policy.decisions import opening
 from inferflux.policy.decisions.opening import open_decisions
 from inferflux.policy.settings import PolicySettings

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import Aborted, PermissionDenied, Unavailable
-from inferflux.common.grpc_metadata import GUARDRAIL
+from inferflux.common.calls.grpc_metadata import GUARDRAIL
+from inferflux.common.contract.errors import Aborted, PermissionDenied, Unavailable
 from inferflux.policy.guardrails.prompts import PromptGuard
 from inferflux.policy.guardrails.sets import MAX_AGE_S, GuardrailSets
 from inferflux.policy.guardrails.store import Index, Name, Rules, Summary, Versions

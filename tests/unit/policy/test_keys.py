@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.api_key import is_well_formed
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers.api_key import is_well_formed
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.policy import keys
 from inferflux.policy.keys import ALL_SCOPES, ApiKeyRecord
 from inferflux.policy.roles import access_of

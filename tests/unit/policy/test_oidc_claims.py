@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.credentials import subject_id
-from inferflux.common.errors import PermissionDenied
-from inferflux.common.scopes import Scope, expanded
+from inferflux.common.contract.callers.credentials import subject_id
+from inferflux.common.contract.callers.scopes import Scope, expanded
+from inferflux.common.contract.errors import PermissionDenied
 from inferflux.policy.admission import authorize, identify_token
 from inferflux.policy.keys import parse_holder_id
 from inferflux.policy.oidc.claims import TokenHolder, holder_of

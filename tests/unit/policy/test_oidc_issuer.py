@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.settings import load
+from inferflux.common.process.settings import load
 from inferflux.policy.settings import PolicySettings
 
 VARIABLE = "INFERFLUX_POLICY_OIDC_ISSUERS"

@@ -15,7 +15,11 @@ from harness.oidc_keys import SigningKey, claims_of, encoded, part
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.credentials import MAX_TOKEN_LENGTH, could_be_credential, could_be_token
+from inferflux.common.contract.callers.credentials import (
+    MAX_TOKEN_LENGTH,
+    could_be_credential,
+    could_be_token,
+)
 from inferflux.policy.oidc.key_set import KeySet, VerifyingKey, parse_key_set
 from inferflux.policy.oidc.tokens import TokenRefused, read, verify
 from inferflux.policy.oidc.verified import Verified, VerifiedTokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inferflux.common.errors import ResourceExhausted
+from inferflux.common.contract.errors import ResourceExhausted
 from inferflux.policy.metrics import MOST_MODELS, PolicyMetrics
 
 

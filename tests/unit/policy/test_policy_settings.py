@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.settings import load
+from inferflux.common.process.settings import load
 from inferflux.policy import keys
 from inferflux.policy.settings import PolicySettings
 

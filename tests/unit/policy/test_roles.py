@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument, PermissionDenied
-from inferflux.common.scopes import SCOPES, Scope, expanded
+from inferflux.common.contract.callers.scopes import SCOPES, Scope, expanded
+from inferflux.common.contract.errors import InvalidArgument, PermissionDenied
 from inferflux.policy import roles
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import (

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from inferflux.common.errors import Aborted, Unavailable
+from inferflux.common.contract.errors import Aborted, Unavailable
 from inferflux.policy.storage.table import KEY, RULES, Changes, Edits, Row
 from inferflux.policy.storage.view import MAX_AGE_S, Rows, View
 

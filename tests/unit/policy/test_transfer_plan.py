@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import Aborted, InvalidArgument
+from inferflux.common.contract.errors import Aborted, InvalidArgument
 from inferflux.policy import keys
 from inferflux.policy.guardrails.store import Name
 from inferflux.policy.keys import ApiKeyRecord

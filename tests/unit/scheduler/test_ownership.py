@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.partitions import divide
+from inferflux.common.contract.partitions import divide
 from inferflux.scheduler.core.ownership import Handover, Members, owner_of
 
 NAMES = st.sets(st.text("abcdefgh-0123456789", min_size=1, max_size=12), min_size=1, max_size=8)

@@ -10,8 +10,8 @@ from harness.host_world import HELD, READY, REGISTERED, UNLOADING, HostWorld, Si
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InferFluxError, Unavailable
-from inferflux.common.partitions import divide
+from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.contract.partitions import divide
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.limits import Limits
 from inferflux.v1 import host_pb2

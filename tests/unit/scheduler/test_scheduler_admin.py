@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
-from inferflux.common.partitions import OTHER_PARTITION, UNKNOWN_WORKER, WHOLE, Partition, divide
+from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.common.contract.partitions import OTHER_PARTITION, UNKNOWN_WORKER, WHOLE, Partition, divide
 from inferflux.scheduler.admin import Administration, FairnessStore, applied, merged
 from inferflux.scheduler.core.actions import Action, SendCommand
 from inferflux.scheduler.core.drains import DrainProgress

@@ -9,7 +9,7 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import ResourceExhausted, from_failed
+from inferflux.common.contract.errors import ResourceExhausted, from_failed
 from inferflux.scheduler.core.bounds import Bounds, Full, Waiting, full, retry_delay_s
 from inferflux.scheduler.core.jobs import Job
 from inferflux.scheduler.core.policies import PolicyName, make_policy

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.constraints.limits import MAX_FUNCTIONS
-from inferflux.common.epochs import MAX_EPOCH
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.heartbeats import check_status
+from inferflux.common.contract.epochs import MAX_EPOCH
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.heartbeats import check_status
+from inferflux.common.contract.requests.constraint_limits import MAX_FUNCTIONS
 from inferflux.scheduler.core import checks
 from inferflux.scheduler.recovery import decode
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.scheduler_world import World, key_of, make_request, still_held
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
 from inferflux.scheduler.core.limits import Limits

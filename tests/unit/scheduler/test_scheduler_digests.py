@@ -6,7 +6,7 @@ import pytest
 from harness.host_world import HostWorld, SimModel
 from harness.scheduler_world import World, make_request
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.scheduler.core.checks import check_job
 from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.core.limits import Limits

@@ -6,7 +6,7 @@ import pytest
 from harness.scheduler_requests import finish, make_world, state_of, submit
 from harness.scheduler_world import SimWorker, World
 
-from inferflux.common.errors import NotFound
+from inferflux.common.contract.errors import NotFound
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import JobState
 

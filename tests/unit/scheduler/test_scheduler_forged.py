@@ -10,10 +10,10 @@ from harness.scheduler_world import CONTEXT, MODEL, World, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.chunks import parse_chunk
-from inferflux.common.epochs import MAX_EPOCH
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.heartbeats import check_status
+from inferflux.common.contract.epochs import MAX_EPOCH
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.chunks import parse_chunk
+from inferflux.common.contract.messages.heartbeats import check_status
 from inferflux.scheduler.core import checks
 from inferflux.scheduler.core.jobs import RequestKey
 from inferflux.scheduler.core.limits import Limits

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
-from inferflux.common.partitions import WHOLE
+from inferflux.common.contract import subjects
+from inferflux.common.contract.partitions import WHOLE
 from inferflux.scheduler.core.ledger import Ledger
 from inferflux.scheduler.kept_store import Kept, KeptStore
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common import terms
+from inferflux.common.contract import terms
 from inferflux.scheduler.core.lease import Lease, LeaseTimes, Read, Record, Role, Write
 
 TIMES = LeaseTimes(1.5)

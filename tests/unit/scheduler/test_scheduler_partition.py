@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common import subjects
-from inferflux.common.partitions import Partition
-from inferflux.common.settings import load
+from inferflux.common.contract import subjects
+from inferflux.common.contract.partitions import Partition
+from inferflux.common.process.settings import load
 from inferflux.scheduler.core.live_workers import LiveWorkers
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2

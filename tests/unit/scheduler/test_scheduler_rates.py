@@ -6,7 +6,7 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import DeadlineExceeded, from_failed
+from inferflux.common.contract.errors import DeadlineExceeded, from_failed
 from inferflux.scheduler.core.rates import ModelRates, Rates
 from inferflux.v1 import scheduler_pb2
 

@@ -7,7 +7,7 @@ from harness.scheduler_world import World, make_request, still_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.scheduler.core.checks import check_readers
 from inferflux.scheduler.core.jobs import Attempt, RequestKey
 from inferflux.scheduler.core.limits import Limits

@@ -6,7 +6,7 @@ import pytest
 from harness.scheduler_requests import SLICING, epochs, finish, make_world, state_of, submit
 from harness.scheduler_world import PARKED, SWAPPED, make_request
 
-from inferflux.common import kv_cells
+from inferflux.common.contract.requests import kv_cells
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.fairness import FairnessSettings
 from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.scheduler.core.checks import check_service
 from inferflux.scheduler.core.ledger import Ledger
 from inferflux.scheduler.core.served import ServedElsewhere

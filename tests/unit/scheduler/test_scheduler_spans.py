@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 from harness.traces import Caller
 
-from inferflux.common import subjects, tracing
+from inferflux.common import tracing
 from inferflux.common.bus import Job
+from inferflux.common.contract import subjects
 from inferflux.common.tracing.sdk import SdkTracer
 from inferflux.scheduler.core import actions
 from inferflux.scheduler.core.jobs import RequestKey

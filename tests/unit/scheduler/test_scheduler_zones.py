@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness.scheduler_world import SimWorker, World, make_request
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.scheduler.core import placement
 from inferflux.scheduler.core.checks import check_job
 from inferflux.scheduler.core.jobs import RequestKey

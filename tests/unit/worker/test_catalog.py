@@ -11,9 +11,15 @@ from typing import cast
 import pytest
 
 from inferflux.common.bus import Bus
-from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
-from inferflux.common.hosts import MAX_KNOWN, check_model, check_status
-from inferflux.common.terms import SeenTerms
+from inferflux.common.contract.errors import (
+    Aborted,
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from inferflux.common.contract.messages.hosts import MAX_KNOWN, check_model, check_status
+from inferflux.common.contract.terms import SeenTerms
 from inferflux.v1 import model_pb2
 from inferflux.worker.app import together
 from inferflux.worker.catalog import AdapterWish, Catalog, Known, Wish

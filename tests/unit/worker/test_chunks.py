@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness.sequences import new_sequence
 
-from inferflux.common.errors import Internal, InvalidArgument
+from inferflux.common.contract.errors import Internal, InvalidArgument
 from inferflux.v1 import generation_pb2, tokens_pb2
 from inferflux.worker.engine import chunks
 from inferflux.worker.engine.acceptance import Accepted

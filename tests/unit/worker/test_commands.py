@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferflux.common.frames import ChildEnd, pack
+from inferflux.common.process.child.frames import ChildEnd, pack
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine import __main__ as engine_main
 from inferflux.worker.engine.__main__ import Inbox

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from inferflux.common import subjects
-from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
 from inferflux.v1 import tokens_pb2
 from inferflux.worker import emit
 from inferflux.worker.emit import Emitter

@@ -12,7 +12,7 @@ from harness.kv_states import IDENTITY
 from harness.worker import batch_item
 from harness.worker_world import VOCABULARY, CheckingCache
 
-from inferflux.common.images import image_id, placeholders
+from inferflux.common.contract.requests.images import image_id, placeholders
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.core import Engine
 from inferflux.worker.engine.images import Images

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.free_memory import free_bytes
+from inferflux.common.process.machine.free_memory import free_bytes
 from inferflux.worker.engine.fit import (
     CELL_UNIT,
     CellShape,

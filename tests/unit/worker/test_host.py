@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, Unavailable
 from inferflux.v1 import host_pb2, model_pb2
 from inferflux.worker.app import Worker, together
 from inferflux.worker.catalog import Catalog, Known, Wish

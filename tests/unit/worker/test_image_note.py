@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferflux.common.captured import Captured
+from inferflux.common.process.child.captured import Captured
 from inferflux.worker import engine_host
 from inferflux.worker.engine.image_note import ImageNote, noted_in
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from inferflux.common.images import image_id
+from inferflux.common.contract.requests.images import image_id
 from inferflux.v1 import engine_pb2, generation_pb2
 from inferflux.worker.engine.images import Images, ImageSpan, SequenceImages
 from inferflux.worker.engine.projector import EncodedRun, ProjectorError

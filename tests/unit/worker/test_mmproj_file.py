@@ -9,7 +9,7 @@ import pytest
 from harness.gguf_files import tiny_model
 from harness.projectors import tiny_projector
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.worker.gguf_header import parse_header
 from inferflux.worker.mmproj_file import read_projection
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from harness.gguf_files import tiny_model
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.llama.vocab import Vocab
 from inferflux.worker.mmproj_file import read_projection
 from inferflux.worker.model_file import ModelFileError, read_model_file

@@ -8,7 +8,7 @@ from harness.worker_world import ScriptedEngine, model_host
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from inferflux.common import subjects
+from inferflux.common.contract import subjects
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.emit import Emitter
 from inferflux.worker.heartbeat import Heartbeat

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.hosts import MAX_KNOWN
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.hosts import MAX_KNOWN
 from inferflux.worker.catalog import Wish
 from inferflux.worker.device_wish import DeviceWish
 from inferflux.worker.models_config import read_models

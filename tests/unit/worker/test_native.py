@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.common.checks import MAX_SEQUENCES
+from inferflux.common.contract.checks import MAX_SEQUENCES
 from inferflux.worker.engine.fit import whole_cells
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from harness.worker import batch_item
 
-from inferflux.common.epochs import MAX_EPOCH
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.epochs import MAX_EPOCH
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.v1 import worker_pb2
 from inferflux.worker import checks
 from inferflux.worker.residents import Limits, Refused, check_request

@@ -13,7 +13,7 @@ from harness.worker_world import NextToken, WorkerWorld, next_token, repetitive
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.partitions import divide
+from inferflux.common.contract.partitions import divide
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
 

@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from inferflux.common import private_files
+from inferflux.common.process import private_files
 
 from .errors import ConversionError
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from inferflux.cli.cert_files import ca_file, files_of
 from inferflux.cli.state_dir import FIRST_TENANT, StateDir
-from inferflux.common import nats_users, redis_users
-from inferflux.common.nats_users import NatsUser
-from inferflux.common.private_files import write_private
-from inferflux.common.servers import LOOPBACK
-from inferflux.common.tls import TlsFiles
-from inferflux.common.watched_servers import SERVICE, Watched
+from inferflux.common.process.private_files import write_private
+from inferflux.common.process.tls import TlsFiles
+from inferflux.common.servers import nats_users, redis_users
+from inferflux.common.servers.nats_users import NatsUser
+from inferflux.common.servers.servers import LOOPBACK
+from inferflux.common.servers.watched_servers import SERVICE, Watched
 
 from .ports import Ports
 

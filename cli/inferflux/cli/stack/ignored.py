@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from inferflux.common.lifecycle import IGNORES_VARIABLE
+from inferflux.common.process.lifecycle import IGNORES_VARIABLE
 
 # In either format of the log: `variable=NAME`, or `"variable": "NAME"`.
 _VARIABLE = re.compile(r"\bvariable\W+(INFERFLUX_\w+)")

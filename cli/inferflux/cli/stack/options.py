@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.cli.errors import CommandError
-from inferflux.common.servers import NATS_SYNC_INTERVAL
+from inferflux.common.servers.servers import NATS_SYNC_INTERVAL
 
 DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"
 MODELS_STORE = "INFERFLUX_MODELS_STORE"

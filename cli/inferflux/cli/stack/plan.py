@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inferflux.common import partitions, redis_users
-from inferflux.common.servers import (
+from inferflux.common.contract import partitions
+from inferflux.common.servers import redis_users
+from inferflux.common.servers.servers import (
     LOOPBACK,
     SENTINEL_CONFIG,
     VALKEY_CONFIG,
@@ -20,7 +21,7 @@ from inferflux.common.servers import (
     sentinel_command,
     valkey_command,
 )
-from inferflux.common.watched_servers import Watched, last_primary
+from inferflux.common.servers.watched_servers import Watched, last_primary
 
 from .access import Access
 from .options import DISK_PATH, ENGINE, MODELS_STORE, NULL_WORKERS, THREADS, ZONE, StackOptions

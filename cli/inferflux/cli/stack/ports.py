@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferflux.cli.errors import CommandError
-from inferflux.common.servers import LOOPBACK, free_port
-from inferflux.common.watched_servers import N_SENTINELS
+from inferflux.common.servers.servers import LOOPBACK, free_port
+from inferflux.common.servers.watched_servers import N_SENTINELS
 
 from .options import StackOptions
 

@@ -10,8 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from inferflux.common.children import wait_for_end
-from inferflux.common.servers import dying_with_parent
+from inferflux.common.process.child.children import wait_for_end
+from inferflux.common.servers.servers import dying_with_parent
 
 from .plan import ProcessSpec
 

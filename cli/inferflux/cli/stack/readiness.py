@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from inferflux.common import redis_users
+from inferflux.common.servers import redis_users
 
 from .plan import ProcessSpec
 

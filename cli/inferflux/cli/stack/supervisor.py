@@ -21,12 +21,12 @@ from inferflux.cli.client import Client
 from inferflux.cli.errors import CommandError
 from inferflux.cli.state_dir import FIRST_TENANT, StackState, StateDir
 from inferflux.cli.target import Target
-from inferflux.common import nats_users, redis_users, watched_ready
-from inferflux.common.children import describe_end
-from inferflux.common.cores import usable_cores
-from inferflux.common.errors import InferFluxError
-from inferflux.common.redis_cluster.forming import Member, form
-from inferflux.common.servers import LOOPBACK
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process.child.children import describe_end
+from inferflux.common.process.machine.cores import usable_cores
+from inferflux.common.redis.redis_cluster.forming import Member, form
+from inferflux.common.servers import nats_users, redis_users, watched_ready
+from inferflux.common.servers.servers import LOOPBACK
 
 from . import ports as port_choice
 from . import readiness, store

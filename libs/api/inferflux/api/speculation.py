@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferflux.api.errors import InvalidArgument
 from inferflux.v1 import generation_pb2
+
+from .errors import InvalidArgument
 
 SOURCES: Mapping[str, generation_pb2.Speculation.ValueType] = {
     "off": generation_pb2.SPECULATION_OFF,

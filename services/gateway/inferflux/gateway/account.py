@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common import rate_limits
-from inferflux.common.audit.calls import ALLOWED, decision_of, reason_of, refused_by
-from inferflux.common.audit.writer import AuditTrail
-from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.calls.audit.calls import ALLOWED, decision_of, reason_of, refused_by
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.contract.callers import rate_limits
+from inferflux.common.contract.errors import InferFluxError, Unavailable
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import generation_pb2, policy_pb2, scheduler_pb2, tokens_pb2
 

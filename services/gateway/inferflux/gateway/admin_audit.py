@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from inferflux.common.audit.calls import CHANGE, decision_of, duration_ms, outcome_of, reason_of, refused_by
-from inferflux.common.audit.writer import AuditTrail
-from inferflux.common.grpc_interceptor import current_call
+from inferflux.common.calls.audit.calls import (
+    CHANGE,
+    decision_of,
+    duration_ms,
+    outcome_of,
+    reason_of,
+    refused_by,
+)
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.calls.grpc_interceptor import current_call
 from inferflux.common.tracing import trace_id_of
 
 

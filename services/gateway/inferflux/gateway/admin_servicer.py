@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import admin_limits
-from inferflux.common.errors import NotFound, Unavailable
+from inferflux.common.contract.errors import NotFound, Unavailable
+from inferflux.common.contract.models import admin_limits
 from inferflux.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2
 
 from .admin_audit import ChangeAudit

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from inferflux.common import grpc_metadata
-from inferflux.common import priority as priorities
-from inferflux.common.calls import CallContext, note_holder
-from inferflux.common.credentials import could_be_credential
-from inferflux.common.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.calls.calls import CallContext, note_holder
+from inferflux.common.contract.callers.credentials import could_be_credential
+from inferflux.common.contract.errors import InferFluxError, Unauthenticated, Unavailable, from_rpc
+from inferflux.common.contract.requests import priority as priorities
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .caller import Caller

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from inferflux.common import logs, store
-from inferflux.common.audit.opening import running_trail
 from inferflux.common.bus import Bus
-from inferflux.common.grpc_options import connection_age, receive_limit
-from inferflux.common.grpc_server import GrpcServer, build_server
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.probe import Probe
-from inferflux.common.scratch import scratch_folder
-from inferflux.common.service_key import parse_service_keys
-from inferflux.common.tasks import Background
+from inferflux.common.calls.audit.opening import running_trail
+from inferflux.common.calls.grpc_options import connection_age, receive_limit
+from inferflux.common.calls.grpc_server import GrpcServer, build_server
+from inferflux.common.calls.service_key import parse_service_keys
+from inferflux.common.process import logs
+from inferflux.common.process.child.scratch import scratch_folder
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.probe import Probe
+from inferflux.common.process.tasks import Background
+from inferflux.common.redis import store
 from inferflux.common.tracing import Tracer, open_tracer
 from inferflux.v1 import (
     admin_pb2,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from inferflux.common import store
-from inferflux.common.cache_scope import scope_of_tenant
-from inferflux.common.errors import InferFluxError, InvalidArgument, NotFound
+from inferflux.common.contract.callers.cache_scope import scope_of_tenant
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, NotFound
+from inferflux.common.redis import store
 from inferflux.v1 import admin_pb2, scheduler_pb2
 
 from .answers import store as answer_store

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from google.protobuf.message import Message
 
-from inferflux.common import attempts, subjects
-from inferflux.common.calls import CallContext
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract import attempts, subjects
 from inferflux.common.tracing import Span
 
 from .caller import Caller

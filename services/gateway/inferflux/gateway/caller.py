@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferflux.common.adapters import joined
-from inferflux.common.errors import PermissionDenied
-from inferflux.common.model_names import allows
+from inferflux.common.contract.errors import PermissionDenied
+from inferflux.common.contract.models.model_names import allows
+from inferflux.common.contract.requests.adapters import joined
 from inferflux.v1 import policy_pb2
 
 

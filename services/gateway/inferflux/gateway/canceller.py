@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
-from inferflux.common.leaders import ask_who_has
-from inferflux.common.tasks import Background
+from inferflux.common.bus.leaders import ask_who_has
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import scheduler_pb2
 
 log = logs.get()

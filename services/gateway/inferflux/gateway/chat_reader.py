@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inferflux.api.stream_state import StreamState, Verdict
-from inferflux.common.answers.families import syntax_in
-from inferflux.common.answers.parser import AnswerParser
-from inferflux.common.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
-from inferflux.common.chunks import parse_chunk
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.chunks import parse_chunk
+from inferflux.common.text.answers.families import syntax_in
+from inferflux.common.text.answers.parser import AnswerParser
+from inferflux.common.text.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2, tokens_pb2
 
 from .tools import ToolUse

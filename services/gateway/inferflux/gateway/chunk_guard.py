@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from inferflux.common.guardrails.compiled import Finding
-from inferflux.common.guardrails.stream import StreamGuard
+from inferflux.common.text.guardrails.compiled import Finding
+from inferflux.common.text.guardrails.stream import StreamGuard
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 

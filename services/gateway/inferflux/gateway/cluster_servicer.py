@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferflux.common.address import place_of
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.pages import check_page_size
-from inferflux.common.probe import Probe
-from inferflux.common.scheduler_status import ask_schedulers, together
+from inferflux.common.bus.scheduler_status import ask_schedulers, together
+from inferflux.common.contract.address import place_of
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.contract.pages import check_page_size
+from inferflux.common.process.probe import Probe
 from inferflux.v1 import cluster_pb2, cluster_pb2_grpc, scheduler_pb2
 
 from .models import ModelRegistry

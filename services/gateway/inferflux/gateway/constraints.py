@@ -9,8 +9,14 @@ from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Final, Protocol
 
-from inferflux.common.constraints.limits import MAX_SCHEMA_BYTES, check_constraint, check_size, field_of
-from inferflux.common.constraints.schema import (
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.constraint_limits import (
+    MAX_SCHEMA_BYTES,
+    check_constraint,
+    check_size,
+    field_of,
+)
+from inferflux.common.text.constraints.schema import (
     LEVELS,
     NOTHING_MATCHES,
     Schema,
@@ -18,7 +24,6 @@ from inferflux.common.constraints.schema import (
     read_schema,
     refuse_unenforced,
 )
-from inferflux.common.errors import InvalidArgument
 from inferflux.v1 import generation_pb2, model_pb2, tokenizer_pb2
 
 from .off_loop import LARGE_SCHEMA, off_loop_if_large

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import rate_limits
-from inferflux.common.grpc_interceptor import caller_as, current_call
+from inferflux.common.calls.grpc_interceptor import caller_as, current_call
+from inferflux.common.contract.callers import rate_limits
 from inferflux.v1 import embedding_pb2, embedding_pb2_grpc
 
 from .caller import Caller

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from inferflux.common import generation_limits
-from inferflux.common.calls import CallContext
-from inferflux.common.embedding_limits import MAX_INPUTS, split
-from inferflux.common.errors import Cancelled, Internal, InvalidArgument
-from inferflux.common.model_roles import check_role
-from inferflux.common.tasks import cancel_all
-from inferflux.common.vectors import Vector, shortened, unpacked
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.errors import Cancelled, Internal, InvalidArgument
+from inferflux.common.contract.models.model_roles import check_role
+from inferflux.common.contract.requests import generation_limits
+from inferflux.common.contract.requests.embedding_limits import MAX_INPUTS, split
+from inferflux.common.contract.requests.vectors import Vector, shortened, unpacked
+from inferflux.common.process.tasks import cancel_all
 from inferflux.v1 import embedding_pb2, generation_pb2, model_pb2
 
 from . import validation

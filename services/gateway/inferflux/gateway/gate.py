@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from inferflux.common.errors import ResourceExhausted
+from inferflux.common.contract.errors import ResourceExhausted
 
 from .waiting_line import WaitingLine
 

@@ -11,10 +11,10 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from inferflux.common import attempts, logs
-from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus, TokenSubscription
-from inferflux.common.errors import (
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.contract import attempts
+from inferflux.common.contract.errors import (
     AlreadyExists,
     DeadlineExceeded,
     InferFluxError,
@@ -23,8 +23,9 @@ from inferflux.common.errors import (
     Unavailable,
     from_failed,
 )
-from inferflux.common.request_times import stamp
-from inferflux.common.tasks import Background
+from inferflux.common.contract.request_times import stamp
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 from inferflux.common.tracing import Tracer
 from inferflux.v1 import (
     answers_pb2,

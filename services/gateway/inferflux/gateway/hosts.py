@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from inferflux.common.hosts import as_model, best_state
-from inferflux.common.known_workers import KnownWorkers
+from inferflux.common.contract.known_workers import KnownWorkers
+from inferflux.common.contract.messages.hosts import as_model, best_state
 from inferflux.v1 import cluster_pb2, host_pb2, model_pb2
 
 from .model_health import ModelTally

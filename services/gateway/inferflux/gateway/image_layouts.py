@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from inferflux.common.images import FEWEST_TOKENS, MAX_PARTS, MOST_TOKENS
+from inferflux.common.contract.requests.images import FEWEST_TOKENS, MAX_PARTS, MOST_TOKENS
 from inferflux.common.llama.mtmd import Layout, Mtmd, MtmdError
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import tokenizer_pb2

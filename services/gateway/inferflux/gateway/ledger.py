@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from inferflux.common import logs
-from inferflux.common.audit.calls import ALLOWED, CALL
-from inferflux.common.audit.writer import AuditTrail
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.calls.audit.calls import ALLOWED, CALL
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
 from inferflux.common.prefixes.tiers import tier_name
-from inferflux.common.tasks import Background
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import generation_pb2, policy_pb2
 
 log = logs.get()

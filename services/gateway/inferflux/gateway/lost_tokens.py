@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import tokens_pb2
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from inferflux.common.adapters import joined
-from inferflux.common.bad_messages import BadMessages
-from inferflux.common.metrics import (
+from inferflux.common.contract.requests.adapters import joined
+from inferflux.common.process.bad_messages import BadMessages
+from inferflux.common.process.metrics import (
     PER_TOKEN_BUCKETS_S,
     REQUEST_BUCKETS_S,
     TIME_TO_FIRST_TOKEN_BUCKETS_S,

@@ -7,10 +7,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import admin_limits
-from inferflux.common.grpc_interceptor import caller_as
-from inferflux.common.model_names import allows
-from inferflux.common.model_sources import model_name_of, parse_source
+from inferflux.common.calls.grpc_interceptor import caller_as
+from inferflux.common.contract.models import admin_limits
+from inferflux.common.contract.models.model_names import allows
+from inferflux.common.contract.models.model_sources import model_name_of, parse_source
 from inferflux.v1 import model_pb2, model_pb2_grpc
 
 from .admin_audit import ChangeAudit

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferflux.common import logs
-from inferflux.common.errors import (
+from inferflux.common.contract.errors import (
     InferFluxError,
     Internal,
     InvalidArgument,
     ResourceExhausted,
     Unavailable,
 )
-from inferflux.common.tasks import Background
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import generation_pb2, tokenizer_pb2
 
 from .load_backoff import LoadBackoff

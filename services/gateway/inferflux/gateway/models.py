@@ -9,17 +9,18 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, replace
 
-from inferflux.common import adapters, subjects
-from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.checks import check_model_name
-from inferflux.common.errors import InvalidArgument, NotFound, Unavailable, from_code
-from inferflux.common.heartbeats import parse_without_requests
-from inferflux.common.hosts import chosen_digest, worker_ids
-from inferflux.common.hosts import parse_status as parse_host
-from inferflux.common.known_workers import KnownWorkers
-from inferflux.common.model_roles import name_of
-from inferflux.common.repeats import Repeats
+from inferflux.common.contract import subjects
+from inferflux.common.contract.checks import check_model_name
+from inferflux.common.contract.errors import InvalidArgument, NotFound, Unavailable, from_code
+from inferflux.common.contract.known_workers import KnownWorkers
+from inferflux.common.contract.messages.heartbeats import parse_without_requests
+from inferflux.common.contract.messages.hosts import chosen_digest, worker_ids
+from inferflux.common.contract.messages.hosts import parse_status as parse_host
+from inferflux.common.contract.messages.repeats import Repeats
+from inferflux.common.contract.models.model_roles import name_of
+from inferflux.common.contract.requests import adapters
+from inferflux.common.process.bad_messages import BadMessages
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 from .caller import Caller

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from inferflux.api.errors import without_keys
-from inferflux.common import adapters, checks, generation_limits, logs, subjects
-from inferflux.common.adapters import joined
-from inferflux.common.calls import CallContext
-from inferflux.common.constraints.schema import named
-from inferflux.common.errors import Aborted, InvalidArgument
-from inferflux.common.guardrails.refusals import TEXT_NEEDED
-from inferflux.common.images import without_placeholders
-from inferflux.common.model_roles import check_role
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import Aborted, InvalidArgument
+from inferflux.common.contract.models.model_roles import check_role
+from inferflux.common.contract.requests import adapters, generation_limits
+from inferflux.common.contract.requests.adapters import joined
+from inferflux.common.contract.requests.images import without_placeholders
+from inferflux.common.process import logs
+from inferflux.common.text.constraints.schema import named
+from inferflux.common.text.guardrails.refusals import TEXT_NEEDED
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokenizer_pb2
 
 from . import validation

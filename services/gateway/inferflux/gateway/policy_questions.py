@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from inferflux.common.errors import InferFluxError, Unavailable, from_status
-from inferflux.common.tasks import Background
+from inferflux.common.contract.errors import InferFluxError, Unavailable, from_status
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import policy_pb2
 
 MOST_REQUESTS = 64

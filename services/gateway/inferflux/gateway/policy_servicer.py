@@ -15,18 +15,18 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from inferflux.common import grpc_metadata
-from inferflux.common.audit.policy_changes import asked, became
-from inferflux.common.grpc_interceptor import current_call, note_change
-from inferflux.common.grpc_rules import SMALL_BODY_BYTES, MethodRule
-from inferflux.common.policy_methods import (
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.calls.audit.policy_changes import asked, became
+from inferflux.common.calls.grpc_interceptor import current_call, note_change
+from inferflux.common.calls.grpc_rules import SMALL_BODY_BYTES, MethodRule
+from inferflux.common.calls.wire import MAX_FIELDS
+from inferflux.common.contract.callers.policy_methods import (
     ADMIN_METHODS,
     LARGER_BODIES,
     MORE_FIELDS,
     SERVICE_NAME,
     scope_of,
 )
-from inferflux.common.wire import MAX_FIELDS
 
 from .admin_methods import AdminMethod
 from .admission import to_error

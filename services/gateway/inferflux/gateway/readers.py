@@ -7,10 +7,11 @@ import secrets
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.leaders import ask_who_has
+from inferflux.common.bus.leaders import ask_who_has
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.process import logs
 from inferflux.v1 import scheduler_pb2
 
 log = logs.get()

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferflux.common import logs
-from inferflux.common.audit.writer import AuditTrail
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
-from inferflux.common.grpc_server import GrpcServer
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.probe import Probe
-from inferflux.common.scheduler_status import ask_schedulers, together
-from inferflux.common.tasks import is_set_within
+from inferflux.common.bus.scheduler_status import ask_schedulers, together
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.calls.grpc_server import GrpcServer
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process import logs
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.probe import Probe
+from inferflux.common.process.tasks import is_set_within
 
 from .model_health import ModelHealth
 from .models import ModelRegistry

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from inferflux.api.ordering import InOrder
 from inferflux.api.stream_state import StreamState, can_merge, merge
-from inferflux.common import logs
-from inferflux.common.chunks import parse_chunk
-from inferflux.common.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from inferflux.common.contract.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from inferflux.common.contract.messages.chunks import parse_chunk
+from inferflux.common.process import logs
 from inferflux.v1 import tokens_pb2
 
 log = logs.get()

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 
-from inferflux.common.chat_templates.capabilities import END_THINK, THINK, Capabilities
-from inferflux.common.chat_templates.conversation import Message, as_read
-from inferflux.common.chat_templates.generic_tools import with_generic_tools
-from inferflux.common.chat_templates.probe import ToolSupport, prefix_of, reasoning_of, tool_support
-from inferflux.common.chat_templates.switches import SwitchError, switches_of
-from inferflux.common.chat_templates.templates import (
+from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.chat_templates.capabilities import END_THINK, THINK, Capabilities
+from inferflux.common.text.chat_templates.conversation import Message, as_read
+from inferflux.common.text.chat_templates.generic_tools import with_generic_tools
+from inferflux.common.text.chat_templates.probe import ToolSupport, prefix_of, reasoning_of, tool_support
+from inferflux.common.text.chat_templates.switches import SwitchError, switches_of
+from inferflux.common.text.chat_templates.templates import (
     ChatTemplate,
     Json,
     TemplateError,
     TemplateRefusedError,
 )
-from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 from .control_texts import ControlTexts

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from inferflux.common import logs
-from inferflux.common.errors import InferFluxError
-from inferflux.common.tasks import is_set_within
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import is_set_within
 from inferflux.v1 import policy_pb2
 
 log = logs.get()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferflux.common import policy_methods
-from inferflux.common.grpc_rules import REFLECTION_RULES, MethodRule, rules_of
-from inferflux.common.scopes import Scope
+from inferflux.common.calls.grpc_rules import REFLECTION_RULES, MethodRule, rules_of
+from inferflux.common.contract.callers import policy_methods
+from inferflux.common.contract.callers.scopes import Scope
 from inferflux.v1 import admin_pb2, cluster_pb2, embedding_pb2, inference_pb2, model_pb2
 
 from . import policy_servicer

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, Unavailable, from_code
-from inferflux.common.leaders import ask_who_has
-from inferflux.common.partitions import OTHER_PARTITION, UNKNOWN_WORKER
+from inferflux.common.bus.leaders import ask_who_has
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import (
+    DeadlineExceeded,
+    InferFluxError,
+    Internal,
+    Unavailable,
+    from_code,
+)
+from inferflux.common.contract.partitions import OTHER_PARTITION, UNKNOWN_WORKER
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 # A standby takes over within three seconds; until then no scheduler answers.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import grpc_metadata, rate_limits
-from inferflux.common.grpc_interceptor import caller_as, current_call
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.calls.grpc_interceptor import caller_as, current_call
+from inferflux.common.contract.callers import rate_limits
 from inferflux.v1 import inference_pb2, inference_pb2_grpc
 
 from .caller import Caller

@@ -8,12 +8,12 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.audit.settings import AuditSettings
-from inferflux.common.http_addresses import parse_networks
-from inferflux.common.http_client import HttpClient
-from inferflux.common.http_settings import check_networks
-from inferflux.common.images import MAX_IMAGES
-from inferflux.common.settings import (
+from inferflux.common.calls.audit.settings import AuditSettings
+from inferflux.common.contract.requests.images import MAX_IMAGES
+from inferflux.common.http.http_addresses import parse_networks
+from inferflux.common.http.http_client import HttpClient
+from inferflux.common.http.http_settings import check_networks
+from inferflux.common.process.settings import (
     ByteCount,
     ListenAddress,
     OptionalListenAddress,
@@ -23,7 +23,7 @@ from inferflux.common.settings import (
     listed,
     setting,
 )
-from inferflux.common.tls import ServerTls, TlsFiles
+from inferflux.common.process.tls import ServerTls, TlsFiles
 
 from .answers.store import AnswerLimits
 from .images.decoding import ImageLimits

@@ -6,9 +6,9 @@ from types import TracebackType
 from typing import Final
 
 from inferflux.api.finish_reasons import NAMES
-from inferflux.common import logs
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.prefixes.tiers import tier_name
+from inferflux.common.process import logs
 from inferflux.common.tracing import Kind, Span, Tracer, names, parse
 from inferflux.v1 import generation_pb2, scheduler_pb2
 

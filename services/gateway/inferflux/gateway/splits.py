@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from inferflux.common.checks import check_model_name
-from inferflux.common.config_file import VARIABLE, read_config
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.checks import check_model_name
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.config_file import VARIABLE, read_config
 
 _STICKY = "sticky"
 _MAX_ALIASES = 64

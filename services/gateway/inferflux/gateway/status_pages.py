@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferflux.common import checks
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.pages import page_after
+from inferflux.common.contract import checks
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.pages import page_after
 from inferflux.v1 import cluster_pb2, scheduler_pb2
 
 _BETWEEN = "/"

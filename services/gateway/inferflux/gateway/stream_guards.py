@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from inferflux.common.chunks import parse_chunk
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.guardrails.cache import CompiledCache, SetKey
-from inferflux.common.guardrails.compiled import CompiledRules
-from inferflux.common.guardrails.rules import parse_rules
-from inferflux.common.guardrails.stream import StreamGuard
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.messages.chunks import parse_chunk
+from inferflux.common.text.guardrails.cache import CompiledCache, SetKey
+from inferflux.common.text.guardrails.compiled import CompiledRules
+from inferflux.common.text.guardrails.rules import parse_rules
+from inferflux.common.text.guardrails.stream import StreamGuard
 from inferflux.v1 import guardrails_pb2, tokens_pb2
 
 from .chunk_guard import ChunkGuard

@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inferflux.common.errors import ResourceExhausted, Unavailable
-from inferflux.common.sharing import may_have_more
-from inferflux.common.tasks import Background, is_set_within
+from inferflux.common.contract.callers.sharing import may_have_more
+from inferflux.common.contract.errors import ResourceExhausted, Unavailable
+from inferflux.common.process.tasks import Background, is_set_within
 
 _DRAIN_RETRY_S = 1.0
 

@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import AlreadyExists, InferFluxError, InvalidArgument
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import AlreadyExists, InferFluxError, InvalidArgument
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 # llama.cpp's own, and what generation.proto promises.

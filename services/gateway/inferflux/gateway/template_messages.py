@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from inferflux.common.chat_templates.conversation import Call, Message
-from inferflux.common.chat_templates.templates import Json
+from inferflux.common.text.chat_templates.conversation import Call, Message
+from inferflux.common.text.chat_templates.templates import Json
 from inferflux.v1 import inference_pb2
 
 from .control_texts import ControlTexts

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inferflux.common.free_memory import at_most
-from inferflux.common.images import placeholders
+from inferflux.common.contract.requests.images import placeholders
 from inferflux.common.llama.mtmd import Layout
 from inferflux.common.llama.vocab import Vocab, VocabError, memory_to_load
+from inferflux.common.process.machine.free_memory import at_most
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 from .image_layouts import Layouts, layout_of_pieces, length_of
@@ -19,7 +19,7 @@ from .rendering import Asked, Rendered, Renderer
 from .tokenizer_fault import TokenizerFaultError
 
 if TYPE_CHECKING:
-    from inferflux.common.constraints.compiling import Compiler
+    from inferflux.common.text.constraints.compiling import Compiler
 
 # llama.cpp's pre-tokenizers recurse once per character of a run of one class: with the 512 MiB stack of a
 # text thread, 500,000 characters were fine, so this is well inside.
@@ -82,8 +82,8 @@ class Tokenizer:
             TokenizerFaultError: it cannot be used.
         """
         # With the first constraint only: a process that sees none is smaller without.
-        from inferflux.common.constraints.checking import ConstraintError, check_of
-        from inferflux.common.constraints.compiling import Compiler
+        from inferflux.common.text.constraints.checking import ConstraintError, check_of
+        from inferflux.common.text.constraints.compiling import Compiler
 
         if self._compiler is None:
             self._compiler = Compiler(self._vocab)

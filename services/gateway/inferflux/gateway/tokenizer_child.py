@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from inferflux.common.captured import Captured, cause_in
-from inferflux.common.cpu_time import cpu_s, is_late
-from inferflux.common.errors import Unavailable
-from inferflux.common.frames import ParentEnd
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process.child.captured import Captured, cause_in
+from inferflux.common.process.child.frames import ParentEnd
+from inferflux.common.process.machine.cpu_time import cpu_s, is_late
 from inferflux.v1 import tokenizer_pb2
 
 _LOOK_AGAIN_S = 0.05

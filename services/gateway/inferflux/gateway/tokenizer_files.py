@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inferflux.common.errors import DeadlineExceeded, NotFound, Unavailable
-from inferflux.common.private_files import replacing, write_all
+from inferflux.common.contract.errors import DeadlineExceeded, NotFound, Unavailable
+from inferflux.common.process.private_files import replacing, write_all
 
 if TYPE_CHECKING:
     from inferflux.common.bus import Bus

@@ -23,9 +23,9 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-from inferflux.common.frames import ChildEnd
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
+from inferflux.common.process.child.frames import ChildEnd
+from inferflux.common.process.child.parent_death import exit_with_parent
+from inferflux.common.process.child.process_limits import bound
 from inferflux.v1 import tokenizer_pb2
 
 from .rendering import Asked, plain

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable
-from inferflux.common.tasks import Background
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unavailable
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 from .images.inputs import without_files

@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from inferflux.common.constraints import schema as schemas
-from inferflux.common.constraints.answers.schemas import parameter_types
-from inferflux.common.constraints.limits import (
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.constraint_limits import (
     MAX_FUNCTIONS_BYTES,
     check_function_name,
     check_function_names,
 )
-from inferflux.common.constraints.schema import Schema, Unenforced, refuse_unenforced
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.text.constraints import schema as schemas
+from inferflux.common.text.constraints.answers.schemas import parameter_types
+from inferflux.common.text.constraints.schema import Schema, Unenforced, refuse_unenforced
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2
 
 _NO_ARGUMENTS = '{"type":"object","properties":{},"additionalProperties":false}'

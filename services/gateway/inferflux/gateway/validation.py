@@ -1,7 +1,7 @@
 """What a request must be like before anything is done for it. Pure; every error names its field.
 
 A resume window is from 0 to INFERFLUX_GATEWAY_MAX_RESUME_WINDOW_S. The ranges of priority and params are in
-`inferflux.common.generation_limits`, what an administrator may ask for in `inferflux.common.admin_limits`.
+`inferflux.common.contract.requests.generation_limits`, what an administrator may ask for in `inferflux.common.contract.models.admin_limits`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from pydantic_core import from_json
 
-from inferflux.common import generation_limits
-from inferflux.common.checks import check_range
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.checks import check_range
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests import generation_limits
 from inferflux.v1 import inference_pb2, model_pb2, tokenizer_pb2
 
 from .tools import check_calls

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from inferflux.common import logs
-from inferflux.common.errors import InferFluxError
-from inferflux.common.tasks import Background
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 
 from .tokenizers import Tokenizers
 

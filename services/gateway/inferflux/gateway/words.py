@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.generation_limits import MAX_LOGIT_BIAS
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.generation_limits import MAX_LOGIT_BIAS
 from inferflux.v1 import generation_pb2, model_pb2
 
 # Of what is told of a prompt's tokens: it is one message, and NATS bounds those.

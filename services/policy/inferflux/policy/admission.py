@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inferflux.common.errors import PermissionDenied, Unauthenticated
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.errors import PermissionDenied, Unauthenticated
 
 from .keys import ApiKeyRecord
 from .oidc.claims import TokenHolder

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs, store
-from inferflux.common.audit.opening import running_trail
-from inferflux.common.audit.writer import AuditTrail
-from inferflux.common.errors import Unavailable
-from inferflux.common.grpc_options import receive_limit
-from inferflux.common.grpc_server import GrpcServer, build_server
-from inferflux.common.http_proxies import Proxies
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.policy_methods import SERVICE_NAME
-from inferflux.common.probe import Probe
-from inferflux.common.service_key import ServiceKeys, parse_service_keys
-from inferflux.common.tasks import Background, is_set_within
+from inferflux.common.calls.audit.opening import running_trail
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.calls.grpc_options import receive_limit
+from inferflux.common.calls.grpc_server import GrpcServer, build_server
+from inferflux.common.calls.service_key import ServiceKeys, parse_service_keys
+from inferflux.common.contract.callers.policy_methods import SERVICE_NAME
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.http.http_proxies import Proxies
+from inferflux.common.process import logs
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.probe import Probe
+from inferflux.common.process.tasks import Background, is_set_within
+from inferflux.common.redis import store
 from inferflux.v1 import policy_pb2_grpc
 
 from .bootstrap import Bootstrap

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from inferflux.common import logs
-from inferflux.common.private_files import write_private
+from inferflux.common.process import logs
+from inferflux.common.process.private_files import write_private
 
 from . import keys
 from .key_store import KeyStore

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from inferflux.common.errors import Unavailable
-from inferflux.common.store import POOL_SIZE, store_errors
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.redis.store import POOL_SIZE, store_errors
 
 
 class StoreGuard:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common import logs
-from inferflux.common.checks import check_range
-from inferflux.common.errors import Aborted, InvalidArgument, NotFound
-from inferflux.common.model_names import parse_patterns
-from inferflux.common.pages import check_page_size, page_after
-from inferflux.common.scopes import Scope
-from inferflux.common.worker_pools import parse_pools
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.checks import check_range
+from inferflux.common.contract.errors import Aborted, InvalidArgument, NotFound
+from inferflux.common.contract.models.model_names import parse_patterns
+from inferflux.common.contract.pages import check_page_size, page_after
+from inferflux.common.contract.requests.worker_pools import parse_pools
+from inferflux.common.process import logs
 from inferflux.v1 import policy_pb2
 
 from . import keys

@@ -15,13 +15,13 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from inferflux.common import tenants
-from inferflux.common.api_key import PREFIX
-from inferflux.common.cache_scope import check_cache_scope
-from inferflux.common.checks import check_range
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers import tenants
+from inferflux.common.contract.callers.api_key import PREFIX
+from inferflux.common.contract.callers.cache_scope import check_cache_scope
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.checks import check_range
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 
 MAX_NAME_LENGTH = 128
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from inferflux.common import logs
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process import logs
 
 from .key_store import KeyStore
 

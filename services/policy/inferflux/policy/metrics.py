@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from inferflux.common.errors import InferFluxError
-from inferflux.common.metrics import Declare
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process.metrics import Declare
 
 MOST_MODELS = 256
 _OTHER = "other"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs
-from inferflux.common.errors import Aborted, InvalidArgument, NotFound
-from inferflux.common.model_names import EVERY, parse_patterns
-from inferflux.common.pages import check_page_size, page_after
-from inferflux.common.scopes import expanded
+from inferflux.common.contract.callers.scopes import expanded
+from inferflux.common.contract.errors import Aborted, InvalidArgument, NotFound
+from inferflux.common.contract.models.model_names import EVERY, parse_patterns
+from inferflux.common.contract.pages import check_page_size, page_after
+from inferflux.common.process import logs
 from inferflux.v1 import policy_pb2
 
 from . import keys

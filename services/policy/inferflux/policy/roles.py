@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inferflux.common.checks import check_count
-from inferflux.common.errors import InvalidArgument, PermissionDenied
-from inferflux.common.model_names import EVERY, covers, intersection
-from inferflux.common.scopes import Scope, expanded
+from inferflux.common.contract.callers.scopes import Scope, expanded
+from inferflux.common.contract.checks import check_count
+from inferflux.common.contract.errors import InvalidArgument, PermissionDenied
+from inferflux.common.contract.models.model_names import EVERY, covers, intersection
 
 from .keys import ApiKeyRecord
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferflux.common.grpc_rules import REFLECTION_RULES, MethodRule
-from inferflux.common.policy_methods import (
+from inferflux.common.calls.grpc_rules import REFLECTION_RULES, MethodRule
+from inferflux.common.calls.service_key import SERVICE
+from inferflux.common.calls.wire import MAX_FIELDS
+from inferflux.common.contract.callers.policy_methods import (
     ADMIN_METHODS,
     FOR_SERVICES,
     LARGER_BODIES,
@@ -13,8 +15,6 @@ from inferflux.common.policy_methods import (
     SERVICE_NAME,
     scope_of,
 )
-from inferflux.common.service_key import SERVICE
-from inferflux.common.wire import MAX_FIELDS
 
 MAX_BODY_BYTES = 16 << 10
 _LARGER_BODIES = {

@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
 
-from inferflux.common import grpc_metadata, logs
-from inferflux.common.api_key import is_well_formed
-from inferflux.common.audit.calls import ALLOWED, CHANGE
-from inferflux.common.audit.policy_changes import asked, became
-from inferflux.common.calls import CallContext, note_holder
-from inferflux.common.checks import MAX_TOKENS, check_count, check_model_name, check_range
-from inferflux.common.errors import InferFluxError, Unavailable, to_status
-from inferflux.common.grpc_interceptor import (
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.calls.audit.calls import ALLOWED, CHANGE
+from inferflux.common.calls.audit.policy_changes import asked, became
+from inferflux.common.calls.calls import CallContext, note_holder
+from inferflux.common.calls.grpc_interceptor import (
     caller_as,
     current_call,
     note_change,
     note_for_audit,
     unexpected,
 )
-from inferflux.common.model_names import EVERY
-from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.scopes import Scope
-from inferflux.common.service_key import SERVICE, ServiceKeys
+from inferflux.common.calls.service_key import SERVICE, ServiceKeys
+from inferflux.common.contract.callers.api_key import is_well_formed
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.checks import MAX_TOKENS, check_count, check_model_name, check_range
+from inferflux.common.contract.errors import InferFluxError, Unavailable, to_status
+from inferflux.common.contract.models.model_names import EVERY
+from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
+from inferflux.common.process import logs
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
@@ -44,7 +45,7 @@ from .usage import SettledRequest, parse_attempt_id, parse_request_id
 if TYPE_CHECKING:
     import grpc
 
-    from inferflux.common.audit.writer import AuditTrail
+    from inferflux.common.calls.audit.writer import AuditTrail
 
     from .decisions.chain import Decisions
     from .guardrails.admin import GuardrailAdmin

@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import AfterValidator, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.api_key import is_well_formed
-from inferflux.common.audit.settings import AuditSettings
-from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.settings import ListenAddress, OptionalPath, SubjectToken, listed, setting
+from inferflux.common.calls.audit.settings import AuditSettings
+from inferflux.common.contract.callers.api_key import is_well_formed
+from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
+from inferflux.common.process.settings import ListenAddress, OptionalPath, SubjectToken, listed, setting
 
 from .decisions.settings import DecisionSettings
 from .keys import OWN_TENANT

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from inferflux.common.tasks import Background
+from inferflux.common.process.tasks import Background
 
 _Question = TypeVar("_Question")
 _Answer = TypeVar("_Answer")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.subjects import is_safe_token
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.subjects import is_safe_token
 from inferflux.v1 import policy_pb2
 
 from .keys import parse_holder_id, parse_tenant

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from inferflux.common import lifecycle
-from inferflux.common.settings import load
+from inferflux.common.process import lifecycle
+from inferflux.common.process.settings import load
 
 from .app import serve
 from .settings import SchedulerSettings

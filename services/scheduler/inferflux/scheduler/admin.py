@@ -7,20 +7,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from typing import Protocol, TypeVar
 
-from inferflux.common import checks, logs, subjects
-from inferflux.common.admin_limits import check_fairness
-from inferflux.common.ask import ask
 from inferflux.common.bus import Bus, Message
+from inferflux.common.bus.ask import ask
 from inferflux.common.bus.serving import Subscription
-from inferflux.common.errors import (
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import (
     Aborted,
     DeadlineExceeded,
     InferFluxError,
     InvalidArgument,
     Unavailable,
 )
-from inferflux.common.partitions import Partition
-from inferflux.common.tasks import Background
+from inferflux.common.contract.models.admin_limits import check_fairness
+from inferflux.common.contract.partitions import Partition
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import model_pb2, scheduler_pb2, worker_pb2
 
 from .core.actions import Action

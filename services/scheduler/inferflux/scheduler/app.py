@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs, store
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.partitions import divide, indexes_of
-from inferflux.common.probe import Probe
-from inferflux.common.tasks import cancel_all
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.contract.partitions import divide, indexes_of
+from inferflux.common.process import logs
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.probe import Probe
+from inferflux.common.process.tasks import cancel_all
+from inferflux.common.redis import store
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import host_pb2, scheduler_pb2
 

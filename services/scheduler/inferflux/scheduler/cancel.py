@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.cancel_notices import parse_cancel
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.partitions import Partition
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.messages.cancel_notices import parse_cancel
+from inferflux.common.contract.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
 from .core.jobs import Attempt, RequestKey

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from inferflux.common import logs
-from inferflux.common.errors import DeadlineExceeded, Unavailable
-from inferflux.common.partitions import Partition
-from inferflux.common.tasks import cancel_all
+from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
+from inferflux.common.contract.partitions import Partition
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import cancel_all
 from inferflux.v1 import host_pb2, scheduler_pb2
 
 from .core.defects import PlanningHealth

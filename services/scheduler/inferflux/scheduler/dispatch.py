@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from inferflux.common import checks, logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError, Unavailable
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.process import logs
 from inferflux.v1 import worker_pb2
 
 from .core.actions import Dispatch, Probe

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from inferflux.common.bus import Job
-from inferflux.common.errors import InferFluxError, Unavailable
-from inferflux.common.metrics import UNEXPECTED_ERRORS
+from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.process.metrics import UNEXPECTED_ERRORS
 from inferflux.v1 import scheduler_pb2
 
 from .core.actions import Action

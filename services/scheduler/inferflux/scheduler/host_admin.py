@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from inferflux.common import logs
-from inferflux.common.adapters import adapter_of
-from inferflux.common.errors import InvalidArgument, NotFound
-from inferflux.common.hosts import as_model
-from inferflux.common.partitions import OTHER_PARTITION, WHOLE, Partition
+from inferflux.common.contract.errors import InvalidArgument, NotFound
+from inferflux.common.contract.messages.hosts import as_model
+from inferflux.common.contract.partitions import OTHER_PARTITION, WHOLE, Partition
+from inferflux.common.contract.requests.adapters import adapter_of
+from inferflux.common.process import logs
 from inferflux.v1 import host_pb2, model_pb2
 
 from .core.hosts import HostTable, HostView

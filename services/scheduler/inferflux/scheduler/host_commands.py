@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from inferflux.common import logs, subjects
-from inferflux.common.ask import ask
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable, from_code
-from inferflux.common.hosts import check_job, check_model
+from inferflux.common.bus.ask import ask
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import (
+    DeadlineExceeded,
+    InferFluxError,
+    InvalidArgument,
+    Unavailable,
+    from_code,
+)
+from inferflux.common.contract.messages.hosts import check_job, check_model
+from inferflux.common.process import logs
 from inferflux.v1 import host_pb2, model_pb2
 
 from .core.actions import CommandHost

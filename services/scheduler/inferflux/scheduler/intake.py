@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from inferflux.common import checks, logs, subjects
 from inferflux.common.bus import Bus, Job, JobConsumer
-from inferflux.common.errors import InferFluxError, InvalidArgument, to_failed
-from inferflux.common.request_times import set_clock
-from inferflux.common.tasks import cancel_all
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, to_failed
+from inferflux.common.contract.request_times import set_clock
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import cancel_all
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 

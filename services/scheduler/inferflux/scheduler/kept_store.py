@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from inferflux.common import logs
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process import logs
 
 from .admin import Entry
 

@@ -7,11 +7,12 @@ import contextlib
 import uuid
 from collections.abc import Callable, Collection
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import JobConsumer
-from inferflux.common.errors import InferFluxError, Unavailable
-from inferflux.common.partitions import Partition
-from inferflux.common.tasks import Background, cancel_all
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.contract.partitions import Partition
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background, cancel_all
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .admin import serve_admin

@@ -8,10 +8,11 @@ import math
 import time
 import uuid
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
-from inferflux.common.partitions import Partition
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.contract.partitions import Partition
+from inferflux.common.process import logs
 
 from .core.lease import Lease, LeaseTimes, Read, Role, Write
 

@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from inferflux.common import checks, logs, subjects
 from inferflux.common.bus import Bus, Message
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
+from inferflux.common.process import logs
 from inferflux.v1 import scheduler_pb2
 
 from .candidate import Candidate

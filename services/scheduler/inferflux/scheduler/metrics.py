@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from inferflux.common.bad_messages import BadMessages
-from inferflux.common.metrics import REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S, Declare
+from inferflux.common.process.bad_messages import BadMessages
+from inferflux.common.process.metrics import REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S, Declare
 
 from .core.actions import CommandHost
 from .core.jobs import JobState

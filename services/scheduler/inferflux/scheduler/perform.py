@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus, Job
-from inferflux.common.errors import Unavailable
-from inferflux.common.tasks import Background
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import scheduler_pb2
 
 from . import cancel, host_commands, request_log

@@ -13,11 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs, store
-from inferflux.common.cache_scope import cache_scope_of
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
+from inferflux.common.process import logs
+from inferflux.common.redis import store
 from inferflux.v1 import scheduler_pb2
 
 from .core.slots import WorkerSlots

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.partitions import Partition
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
 from .core.checks import check_readers

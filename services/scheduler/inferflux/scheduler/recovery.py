@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from inferflux.common import logs, subjects
-from inferflux.common.bad_messages import LogThrottle
 from inferflux.common.bus import Bus
-from inferflux.common.chunks import parse_chunk
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
+from inferflux.common.contract.messages.chunks import parse_chunk
+from inferflux.common.process import logs
+from inferflux.common.process.bad_messages import LogThrottle
 from inferflux.v1 import tokens_pb2
 
 from .core import outcomes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common import logs
+from inferflux.common.process import logs
 from inferflux.common.tracing import trace_id_of
 
 from .core import actions

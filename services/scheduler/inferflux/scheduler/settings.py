@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.partitions import SHARDS
-from inferflux.common.settings import ServiceSettings, SubjectToken, setting, unique_name
+from inferflux.common.contract.partitions import SHARDS
+from inferflux.common.process.settings import ServiceSettings, SubjectToken, setting, unique_name
 
 from .core.fairness import FairnessSettings
 from .core.limits import Limits

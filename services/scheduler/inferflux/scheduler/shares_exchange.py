@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from inferflux.common import checks, logs, partitions, subjects
 from inferflux.common.bus import Bus, Message
-from inferflux.common.errors import InferFluxError, InvalidArgument
-from inferflux.common.partitions import Partition
+from inferflux.common.contract import checks, partitions, subjects
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
+from inferflux.common.contract.partitions import Partition
+from inferflux.common.process import logs
 from inferflux.v1 import scheduler_pb2
 
 from .core.actions import Action

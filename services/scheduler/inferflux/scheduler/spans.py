@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
-from inferflux.common import subjects
 from inferflux.common.bus import Job
+from inferflux.common.contract import subjects
 from inferflux.common.tracing import Attributes, Kind, Tracer, names, valid
 from inferflux.common.tracing.context import HEADER
 from inferflux.v1 import worker_pb2

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from inferflux.common import checks, subjects
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.pages import page_after
-from inferflux.common.partitions import Partition
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.pages import page_after
+from inferflux.common.contract.partitions import Partition
 from inferflux.v1 import scheduler_pb2
 
 from .core.assignments import Assignment, UnownedRequest

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from inferflux.common import checks, hosts, subjects
 from inferflux.common.bus import Bus, Message
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.heartbeats import parse_status
-from inferflux.common.known_workers import KnownWorkers
-from inferflux.common.repeats import Repeats
+from inferflux.common.contract import checks, subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.known_workers import KnownWorkers
+from inferflux.common.contract.messages import hosts
+from inferflux.common.contract.messages.heartbeats import parse_status
+from inferflux.common.contract.messages.repeats import Repeats
 from inferflux.v1 import host_pb2, scheduler_pb2
 
 from .core.checks import check_event

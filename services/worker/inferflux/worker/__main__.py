@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inferflux.common import lifecycle
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.settings import load
+from inferflux.common.process import lifecycle
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.settings import load
 
 from .app import serve
 from .settings import WorkerSettings

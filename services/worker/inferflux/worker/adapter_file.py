@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inferflux.common.captured import one_line
+from inferflux.common.process.child.captured import one_line
 from inferflux.v1 import engine_pb2, model_pb2
 
 from .adapter_checks import Weights, check_adapter, weights_of

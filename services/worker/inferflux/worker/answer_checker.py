@@ -13,10 +13,10 @@ import socket
 import sys
 from collections import OrderedDict
 
-from inferflux.common.constraints.checking import Check, ConstraintError, check_of
-from inferflux.common.frames import ChildEnd
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
+from inferflux.common.process.child.frames import ChildEnd
+from inferflux.common.process.child.parent_death import exit_with_parent
+from inferflux.common.process.child.process_limits import bound
+from inferflux.common.text.constraints.checking import Check, ConstraintError, check_of
 from inferflux.v1 import engine_pb2
 
 _MEMORY_BYTES = 1 << 30

@@ -8,16 +8,17 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from inferflux.common import logs, store
 from inferflux.common.bus import Bus
-from inferflux.common.checks import check_model_name
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
-from inferflux.common.free_memory import free_bytes
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.model_sources import model_name_of
-from inferflux.common.probe import Probe
-from inferflux.common.tasks import cancel_all
-from inferflux.common.terms import SeenTerms
+from inferflux.common.contract.checks import check_model_name
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.contract.models.model_sources import model_name_of
+from inferflux.common.contract.terms import SeenTerms
+from inferflux.common.process import logs
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.machine.free_memory import free_bytes
+from inferflux.common.process.probe import Probe
+from inferflux.common.process.tasks import cancel_all
+from inferflux.common.redis import store
 from inferflux.common.tracing import OFF, open_tracer
 
 from .catalog import Catalog, Known, Wish

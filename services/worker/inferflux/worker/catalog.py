@@ -6,9 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from inferflux.common.adapters import MAX_ADAPTERS
-from inferflux.common.errors import Aborted, AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
-from inferflux.common.hosts import MAX_BYTES, MAX_KNOWN, MAX_REASON_BYTES, MAX_STATUS_BYTES, worker_ids
+from inferflux.common.contract.errors import (
+    Aborted,
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from inferflux.common.contract.messages.hosts import (
+    MAX_BYTES,
+    MAX_KNOWN,
+    MAX_REASON_BYTES,
+    MAX_STATUS_BYTES,
+    worker_ids,
+)
+from inferflux.common.contract.requests.adapters import MAX_ADAPTERS
 from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 
 from .adapter_file import AdapterFile

@@ -7,7 +7,7 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-from inferflux.common.chat_templates.templates import MAX_TEMPLATE_BYTES, ChatTemplate, TemplateError
+from inferflux.common.text.chat_templates.templates import MAX_TEMPLATE_BYTES, ChatTemplate, TemplateError
 
 from .gguf_header import HEADER, Kind
 from .model_file import ModelFile, ModelFileError

@@ -7,13 +7,13 @@ InvalidArgument, naming the field.
 
 from __future__ import annotations
 
-from inferflux.common import checks
-from inferflux.common.adapters import check_chosen
-from inferflux.common.admin_limits import MAX_SCOPE_BYTES
-from inferflux.common.cache_scope import check_cache_scope
-from inferflux.common.epochs import MAX_EPOCH
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.heartbeats import check_identity
+from inferflux.common.contract import checks
+from inferflux.common.contract.callers.cache_scope import check_cache_scope
+from inferflux.common.contract.epochs import MAX_EPOCH
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.heartbeats import check_identity
+from inferflux.common.contract.models.admin_limits import MAX_SCOPE_BYTES
+from inferflux.common.contract.requests.adapters import check_chosen
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 MAX_ITEMS = 4096

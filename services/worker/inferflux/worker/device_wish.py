@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from inferflux.common import address
+from inferflux.common.contract import address
 from inferflux.v1 import device_pb2
 
 SplitMode = Literal["none", "layer", "row", "tensor"]

@@ -7,10 +7,11 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.tasks import cancel_all
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import cancel_all
 from inferflux.v1 import tokens_pb2
 
 log = logs.get("worker.emit")

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 
-from inferflux.common import logs
-from inferflux.common.captured import cause_in
-from inferflux.common.children import describe_end, wait_for_end
-from inferflux.common.frames import ParentEnd
-from inferflux.common.model_roles import embeds
-from inferflux.common.tasks import is_set_within
+from inferflux.common.contract.models.model_roles import embeds
+from inferflux.common.process import logs
+from inferflux.common.process.child.captured import cause_in
+from inferflux.common.process.child.children import describe_end, wait_for_end
+from inferflux.common.process.child.frames import ParentEnd
+from inferflux.common.process.tasks import is_set_within
 from inferflux.v1 import engine_pb2
 
 from .engine.image_note import noted_in

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferflux.common import logs
 from inferflux.common.prefixes.sharing import sharing_name
+from inferflux.common.process import logs
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2
 
 log = logs.get("worker.engine")

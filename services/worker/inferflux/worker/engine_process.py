@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final, Self
 
-from inferflux.common.captured import Captured
+from inferflux.common.process.child.captured import Captured
 
 # What a process runs.
 ENGINE, EMBEDDER = "inferflux.worker.engine", "inferflux.worker.embedder"

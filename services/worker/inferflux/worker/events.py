@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process import logs
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .residents import Resident

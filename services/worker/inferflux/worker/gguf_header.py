@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from inferflux.common.captured import one_line
+from inferflux.common.process.child.captured import one_line
 
 from .weight_parts import PartCounts
 

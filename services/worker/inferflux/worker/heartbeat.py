@@ -6,11 +6,12 @@ import os
 import socket
 import time
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import Unavailable
-from inferflux.common.heartbeats import MAX_REQUESTS
-from inferflux.common.tasks import until_next
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.contract.messages.heartbeats import MAX_REQUESTS
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import until_next
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .model_host import ModelHost

@@ -12,13 +12,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from inferflux.common import adapters, load_retries, logs
-from inferflux.common.checks import check_model_name
-from inferflux.common.errors import Aborted, InferFluxError, InvalidArgument
-from inferflux.common.hosts import MAX_ALIASES
-from inferflux.common.model_roles import embeds
-from inferflux.common.model_sources import model_name_of
-from inferflux.common.tasks import Background
+from inferflux.common.contract.checks import check_model_name
+from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument
+from inferflux.common.contract.messages.hosts import MAX_ALIASES
+from inferflux.common.contract.models import load_retries
+from inferflux.common.contract.models.model_roles import embeds
+from inferflux.common.contract.models.model_sources import model_name_of
+from inferflux.common.contract.requests import adapters
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import host_pb2, model_pb2
 
 from .adapter_file import AdapterFileError, probe_adapter_file

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import time
 
-from inferflux.common import checks, logs, partitions, subjects
-from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message
-from inferflux.common.errors import Aborted, InferFluxError, Internal, InvalidArgument
-from inferflux.common.tasks import Background
-from inferflux.common.terms import SeenTerms
-from inferflux.common.wanted_notices import parse_wanted
+from inferflux.common.contract import checks, partitions, subjects
+from inferflux.common.contract.errors import Aborted, InferFluxError, Internal, InvalidArgument
+from inferflux.common.contract.messages.wanted_notices import parse_wanted
+from inferflux.common.contract.terms import SeenTerms
+from inferflux.common.process import logs
+from inferflux.common.process.bad_messages import BadMessages
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import host_pb2
 
 from .catalog import Known

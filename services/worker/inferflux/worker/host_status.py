@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from inferflux.common import logs, subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import Unavailable
-from inferflux.common.hosts import MAX_REASON_BYTES
-from inferflux.common.tasks import until_next
-from inferflux.common.terms import SeenTerms
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.contract.messages.hosts import MAX_REASON_BYTES
+from inferflux.common.contract.terms import SeenTerms
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import until_next
 from inferflux.v1 import host_pb2, model_pb2
 
 from .catalog import Catalog

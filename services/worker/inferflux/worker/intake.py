@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
-from inferflux.common import checks, logs, partitions, subjects
-from inferflux.common.bad_messages import BadMessages
 from inferflux.common.bus import Bus, Message, Subscription
-from inferflux.common.cancel_notices import parse_cancel
-from inferflux.common.errors import InferFluxError, InvalidArgument
-from inferflux.common.request_times import set_clock
-from inferflux.common.tasks import Background
+from inferflux.common.contract import checks, partitions, subjects
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
+from inferflux.common.contract.messages.cancel_notices import parse_cancel
+from inferflux.common.contract.request_times import set_clock
+from inferflux.common.process import logs
+from inferflux.common.process.bad_messages import BadMessages
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from . import request_log

@@ -8,8 +8,8 @@ from operator import attrgetter
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
-from inferflux.common.bad_messages import BadMessages
-from inferflux.common.metrics import Declare
+from inferflux.common.process.bad_messages import BadMessages
+from inferflux.common.process.metrics import Declare
 from inferflux.v1 import device_pb2, engine_pb2
 
 _RESTORE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from inferflux.common.captured import one_line
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.child.captured import one_line
 
 from .gguf_header import HEADER, MAGIC, MAX_HEADER_BYTES, Header, HeaderError, parse_header
 from .probes import run_probe

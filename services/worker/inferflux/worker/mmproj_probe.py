@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.memory_file import path_of
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.child.memory_file import path_of
 
 from .mmproj_file import Projection, read_projection
 from .probes import TOO_MUCH, bound_probe

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 
-from inferflux.common import logs
+from inferflux.common.process import logs
 from inferflux.v1 import engine_pb2, model_pb2
 
 from .adapter_file import AdapterFile

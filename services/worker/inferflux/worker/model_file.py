@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from inferflux.common.captured import one_line
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.model_sources import shards_of
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models.model_sources import shards_of
+from inferflux.common.process.child.captured import one_line
 
 from .gguf_header import (
     HEADER,

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from inferflux.common import logs
-from inferflux.common.cpu_time import cpu_s
-from inferflux.common.errors import InferFluxError, Unavailable
-from inferflux.common.images import id_of, unpacked
-from inferflux.common.model_roles import embeds
+from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.contract.models.model_roles import embeds
+from inferflux.common.contract.requests.images import id_of, unpacked
+from inferflux.common.contract.requests.sounds import is_sound, unpacked_sound
 from inferflux.common.prefixes.sharing import sharing_name
-from inferflux.common.sounds import is_sound, unpacked_sound
-from inferflux.common.tasks import Background, is_set_within, until_next
+from inferflux.common.process import logs
+from inferflux.common.process.machine.cpu_time import cpu_s
+from inferflux.common.process.tasks import Background, is_set_within, until_next
 from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 from . import engine_log, request_log

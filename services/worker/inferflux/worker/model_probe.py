@@ -16,9 +16,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from inferflux.common.chat_templates.probe import ToolSupport, support_of
-from inferflux.common.free_memory import at_most
-from inferflux.common.memory_file import path_of
+from inferflux.common.process.child.memory_file import path_of
+from inferflux.common.process.machine.free_memory import at_most
+from inferflux.common.text.chat_templates.probe import ToolSupport, support_of
 
 from .chat_template_file import with_template
 from .model_file import ModelFile, ModelFileError, read_model_file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferflux.api.speculation import SOURCES
-from inferflux.common.model_roles import embeds
+from inferflux.common.contract.models.model_roles import embeds
 from inferflux.v1 import engine_pb2, model_pb2
 
 from .catalog import Known, Wish

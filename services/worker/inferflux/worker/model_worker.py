@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError, Internal
+from inferflux.common.contract.errors import InferFluxError, Internal
 from inferflux.common.prefixes.hashes import PrefixHasher
 from inferflux.common.prefixes.index import Holder
-from inferflux.common.tasks import cancel_all
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import cancel_all
 from inferflux.common.tracing import Tracer
 
 from .emit import Emitter

@@ -23,13 +23,13 @@ from typing import Annotated, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from inferflux.common import adapters
-from inferflux.common.checks import MAX_SEQUENCES, check_model_name
-from inferflux.common.config_file import VARIABLE, read_config
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.hosts import MAX_ALIASES, MAX_KNOWN
-from inferflux.common.model_roles import ROLES, RoleName
-from inferflux.common.model_sources import model_name_of
+from inferflux.common.contract.checks import MAX_SEQUENCES, check_model_name
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.hosts import MAX_ALIASES, MAX_KNOWN
+from inferflux.common.contract.models.model_roles import ROLES, RoleName
+from inferflux.common.contract.models.model_sources import model_name_of
+from inferflux.common.contract.requests import adapters
+from inferflux.common.process.config_file import VARIABLE, read_config
 from inferflux.v1 import model_pb2
 
 from .catalog import AdapterWish, Wish

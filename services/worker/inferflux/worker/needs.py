@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferflux.common.embedding_limits import MAX_JOB_TOKENS
+from inferflux.common.contract.requests.embedding_limits import MAX_JOB_TOKENS
 
 from .engine.fit import (
     CELLS_PER_SLOT,

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from inferflux.common.checks import MAX_SEQUENCES, MAX_TOKENS
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.free_memory import free_bytes
+from inferflux.common.contract.checks import MAX_SEQUENCES, MAX_TOKENS
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.machine.free_memory import free_bytes
 
 from .device_plan import plan_devices
 from .device_wish import MOST_GPUS

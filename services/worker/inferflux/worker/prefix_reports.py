@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs, store
 from inferflux.common.prefixes.hashes import PrefixHasher
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
-from inferflux.common.tasks import is_set_within
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import is_set_within
+from inferflux.common.redis import store
 from inferflux.v1 import engine_pb2
 
 from .cached_prefixes import CachedPrefixes

@@ -13,10 +13,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from inferflux.common.captured import Captured, cause_in
-from inferflux.common.children import describe_end, wait_for_end
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
+from inferflux.common.process.child.captured import Captured, cause_in
+from inferflux.common.process.child.children import describe_end, wait_for_end
+from inferflux.common.process.child.parent_death import exit_with_parent
+from inferflux.common.process.child.process_limits import bound
 
 # Address space of a probe, beside files that it maps.
 MEMORY_BYTES = 3 << 30

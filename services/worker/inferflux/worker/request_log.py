@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferflux.common import logs
+from inferflux.common.process import logs
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
 from .residents import Refused, Resident

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from inferflux.common import subjects
-from inferflux.common.embedding_limits import check_task
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.generation_limits import check_params
-from inferflux.common.heartbeats import MAX_REQUESTS
-from inferflux.common.images import check_images, without_placeholders
-from inferflux.common.kv_cells import cells_of
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.heartbeats import MAX_REQUESTS
+from inferflux.common.contract.requests.embedding_limits import check_task
+from inferflux.common.contract.requests.generation_limits import check_params
+from inferflux.common.contract.requests.images import check_images, without_placeholders
+from inferflux.common.contract.requests.kv_cells import cells_of
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 

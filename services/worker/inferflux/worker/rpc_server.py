@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferflux.common import address
-from inferflux.common.cores import usable_cores
-from inferflux.common.parent_death import exit_with_parent
+from inferflux.common.contract import address
+from inferflux.common.process.child.parent_death import exit_with_parent
+from inferflux.common.process.machine.cores import usable_cores
 
 DEFAULT_LISTEN = "127.0.0.1:50061"
 _WARNING = (

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common import hosts, worker_pools
-from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.http_client import check_url
-from inferflux.common.http_settings import HttpClientSettings
-from inferflux.common.settings import (
+from inferflux.common.contract.checks import MAX_SEQUENCES
+from inferflux.common.contract.messages import hosts
+from inferflux.common.contract.requests import worker_pools
+from inferflux.common.http.http_client import check_url
+from inferflux.common.http.http_settings import HttpClientSettings
+from inferflux.common.process.settings import (
     ByteCount,
     OptionalPath,
     OptionalSubjectToken,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.cpu_time import is_late
+from inferflux.common.process.machine.cpu_time import is_late
 
 # Of an interval. An engine that spends less stands still; one that spends more, and not all, is held up.
 _IDLE = 0.02

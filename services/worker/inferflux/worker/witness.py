@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from inferflux.common import subjects
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError
-from inferflux.common.tls import TlsFiles
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process.tls import TlsFiles
 from inferflux.v1 import scheduler_pb2
 
 # To connect and publish; by then the worker's silence tells.

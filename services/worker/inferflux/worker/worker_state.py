@@ -7,8 +7,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from inferflux.common import logs, terms
-from inferflux.common.worker_pools import DEFAULT
+from inferflux.common.contract import terms
+from inferflux.common.contract.requests.worker_pools import DEFAULT
+from inferflux.common.process import logs
 from inferflux.v1 import scheduler_pb2
 
 if TYPE_CHECKING:

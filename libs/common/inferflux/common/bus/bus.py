@@ -8,31 +8,27 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import nats.errors
 
-from inferflux.common import logs, metrics, subjects
-from inferflux.common.bad_messages import LogThrottle
-from inferflux.common.bus import jetstream, queueing, streams
-from inferflux.common.bus.addresses import parse_servers, without_password
-from inferflux.common.bus.client import Client
-from inferflux.common.bus.healing import Healer
-from inferflux.common.bus.jobs import JobConsumer
-from inferflux.common.bus.key_value import KeyValueBucket
-from inferflux.common.bus.link import Link, Reply
-from inferflux.common.bus.nats_client import NatsClient
-from inferflux.common.bus.objects import ObjectBucket
-from inferflux.common.bus.serving import (
-    ERROR_CODE_HEADER,
-    ERROR_HEADER,
-    ERROR_REASON_HEADER,
-    Message,
-    Subscription,
-)
-from inferflux.common.bus.token_stream import TokenSubscription
-from inferflux.common.errors import InferFluxError, Unavailable, from_code
-from inferflux.common.images import MAX_OBJECT_BYTES
-from inferflux.common.partitions import WHOLE, Partition
-from inferflux.common.sounds import MAX_SOUND_BYTES
-from inferflux.common.stream_limits import StreamLimits
-from inferflux.common.tls import TlsFiles
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import InferFluxError, Unavailable, from_code
+from inferflux.common.contract.partitions import WHOLE, Partition
+from inferflux.common.contract.requests.images import MAX_OBJECT_BYTES
+from inferflux.common.contract.requests.sounds import MAX_SOUND_BYTES
+from inferflux.common.contract.requests.stream_limits import StreamLimits
+from inferflux.common.process import logs, metrics
+from inferflux.common.process.bad_messages import LogThrottle
+from inferflux.common.process.tls import TlsFiles
+
+from . import jetstream, queueing, streams
+from .addresses import parse_servers, without_password
+from .client import Client
+from .healing import Healer
+from .jobs import JobConsumer
+from .key_value import KeyValueBucket
+from .link import Link, Reply
+from .nats_client import NatsClient
+from .objects import ObjectBucket
+from .serving import ERROR_CODE_HEADER, ERROR_HEADER, ERROR_REASON_HEADER, Message, Subscription
+from .token_stream import TokenSubscription
 
 log = logs.get()
 

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from inferflux.common import logs, metrics, subjects
-from inferflux.common.bus import jetstream, streams
-from inferflux.common.bus.jobs import JobConsumer
-from inferflux.common.bus.link import STORE_UNAVAILABLE, Link
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.stream_limits import StreamLimits
-from inferflux.common.tasks import cancel_all
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
+from inferflux.common.contract.requests.stream_limits import StreamLimits
+from inferflux.common.process import logs, metrics
+from inferflux.common.process.tasks import cancel_all
+
+from . import jetstream, streams
+from .jobs import JobConsumer
+from .link import STORE_UNAVAILABLE, Link
 
 log = logs.get()
 

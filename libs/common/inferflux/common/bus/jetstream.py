@@ -8,10 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from inferflux.common import subjects
-from inferflux.common.bus.link import ApiError, Link, Reply
-from inferflux.common.bus.nats_client import decode_headers
-from inferflux.common.errors import DeadlineExceeded, Unavailable
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
+
+from .link import ApiError, Link, Reply
+from .nats_client import decode_headers
 
 NANOSECONDS = 1_000_000_000
 DUPLICATE_WINDOW_S = 120

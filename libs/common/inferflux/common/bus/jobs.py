@@ -15,14 +15,16 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from inferflux.common import logs, metrics, partitions, subjects
-from inferflux.common.bad_messages import BadMessages
-from inferflux.common.bus import jetstream
-from inferflux.common.bus.link import ApiError, Link
-from inferflux.common.bus.nats_client import decode_headers
-from inferflux.common.bus.server_clock import ServerClock
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
-from inferflux.common.tasks import cancel_all
+from inferflux.common.contract import partitions, subjects
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.process import logs, metrics
+from inferflux.common.process.bad_messages import BadMessages
+from inferflux.common.process.tasks import cancel_all
+
+from . import jetstream
+from .link import ApiError, Link
+from .nats_client import decode_headers
+from .server_clock import ServerClock
 
 log = logs.get()
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from inferflux.common.bus import jetstream
-from inferflux.common.bus.link import ApiError, Link
+from . import jetstream
+from .link import ApiError, Link
 
 _OPERATION = "KV-Operation"
 _EXPECTED_REVISION = "Nats-Expected-Last-Subject-Sequence"

@@ -10,15 +10,16 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from inferflux.common.bus.client import Client, OutboundFullError, TooLargeError
-from inferflux.common.bus.nats_client import decode_headers
-from inferflux.common.errors import (
+from inferflux.common.contract.errors import (
     DeadlineExceeded,
     InferFluxError,
     Internal,
     InvalidArgument,
     Unavailable,
 )
+
+from .client import Client, OutboundFullError, TooLargeError
+from .nats_client import decode_headers
 
 _API_TIMEOUT_S = 5.0
 # A burst larger than the outbound buffer waits this long for the socket before it is refused.

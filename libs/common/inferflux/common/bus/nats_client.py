@@ -34,8 +34,9 @@ from urllib.parse import urlsplit
 import nats.aio.client
 import nats.errors
 
-from inferflux.common.bus.client import OUTBOUND_LIMIT_BYTES, OnMessage, OutboundFullError, TooLargeError
-from inferflux.common.tls import ClientTls, TlsFiles
+from inferflux.common.process.tls import ClientTls, TlsFiles
+
+from .client import OUTBOUND_LIMIT_BYTES, OnMessage, OutboundFullError, TooLargeError
 
 _RECONNECT_WAIT_S = 0.25
 # Clients that lost a server of several look for the next one within this time, each at a moment of its own.

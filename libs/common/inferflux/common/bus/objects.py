@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from inferflux.common import subjects
-from inferflux.common.bus import jetstream
-from inferflux.common.bus.link import ApiError, Link
-from inferflux.common.errors import Internal, InvalidArgument, NotFound
-from inferflux.common.stream_limits import CHUNK_BYTES
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Internal, InvalidArgument, NotFound
+from inferflux.common.contract.requests.stream_limits import CHUNK_BYTES
+
+from . import jetstream
+from .link import ApiError, Link
 
 # The metadata of a GGUF file, at its longest that a worker reads.
 MAX_OBJECT_BYTES = 256 << 20

@@ -7,10 +7,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from inferflux.common import attempts, subjects
-from inferflux.common.bus import jetstream
-from inferflux.common.bus.link import ELECTING, STORE_UNAVAILABLE, ApiError, Link
-from inferflux.common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from inferflux.common.contract import attempts, subjects
+from inferflux.common.contract.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+
+from . import jetstream
+from .link import ELECTING, STORE_UNAVAILABLE, ApiError, Link
 
 _ATTEMPT = "Inferflux-Attempt"
 _ANSWER_TIMEOUT_S = 1.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.stream_limits import AUTO
+from inferflux.common.contract.requests.stream_limits import AUTO
 
 # One of three may be lost, and what is left still agrees.
 _OF_A_CLUSTER = 3

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from inferflux.common import logs
-from inferflux.common.bus.link import ApiError, Link
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.process import logs
+
+from .link import ApiError, Link
 
 log = logs.get()
 

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import Protocol
 
-from inferflux.common import logs, metrics
-from inferflux.common.bad_messages import BadMessages, LogThrottle
-from inferflux.common.bus.nats_client import decode_headers, decode_subject
-from inferflux.common.errors import InferFluxError, Internal
+from inferflux.common.contract.errors import InferFluxError, Internal
+from inferflux.common.process import logs, metrics
+from inferflux.common.process.bad_messages import BadMessages, LogThrottle
+
+from .nats_client import decode_headers, decode_subject
 
 log = logs.get()
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from inferflux.common import subjects
-from inferflux.common.bus import replicas
-from inferflux.common.bus.jetstream import (
-    DUPLICATE_WINDOW_S,
-    MESSAGE_ID,
-    NANOSECONDS,
-    STREAM_NOT_FOUND,
-    exists,
-)
-from inferflux.common.bus.link import NATS_FORBIDDEN, STORE_UNAVAILABLE, ApiError, Link
-from inferflux.common.errors import DeadlineExceeded, Internal, Unavailable
-from inferflux.common.stream_limits import StreamLimits
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import DeadlineExceeded, Internal, Unavailable
+from inferflux.common.contract.requests.stream_limits import StreamLimits
+
+from . import replicas
+from .jetstream import DUPLICATE_WINDOW_S, MESSAGE_ID, NANOSECONDS, STREAM_NOT_FOUND, exists
+from .link import NATS_FORBIDDEN, STORE_UNAVAILABLE, ApiError, Link
 
 # JetStream's numbers for the errors that mean something here.
 STREAM_NAME_IN_USE = 10058

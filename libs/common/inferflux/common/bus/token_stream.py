@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from inferflux.common import metrics
+from inferflux.common.process import metrics
 
 _MAX_BYTES = 1 << 20
 # What a queued message costs beside its payload.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inferflux.common.sounds import FEWEST_SAMPLES
+from inferflux.common.contract.requests.sounds import FEWEST_SAMPLES
 
 from .native import capture_log_of, first_log_error, log_errors
 

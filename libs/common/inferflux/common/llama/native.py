@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from inferflux.common.captured import ABORTED, one_line
+from inferflux.common.process.child.captured import ABORTED, one_line
 
 # Read when the library is loaded: no stack traces, for which it would start a debugger where there is one.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")

@@ -6,10 +6,11 @@ pass the caller's trace context on.
 
 from __future__ import annotations
 
-from inferflux.common.settings import ServiceSettings
-from inferflux.common.tracing import names
-from inferflux.common.tracing.context import TraceContext, parse, trace_id_of, valid
-from inferflux.common.tracing.spans import OFF, Attributes, Kind, Span, Tracer
+from inferflux.common.process.settings import ServiceSettings
+
+from . import names
+from .context import TraceContext, parse, trace_id_of, valid
+from .spans import OFF, Attributes, Kind, Span, Tracer
 
 __all__ = [
     "OFF",
@@ -34,6 +35,6 @@ def open_tracer(settings: ServiceSettings, service: str) -> Tracer:
     """
     if not (settings.otlp_endpoint or settings.trace_file):
         return OFF
-    from inferflux.common.tracing.sdk import SdkTracer
+    from .sdk import SdkTracer
 
     return SdkTracer(service, endpoint=settings.otlp_endpoint, path=settings.trace_file)

@@ -25,12 +25,13 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as OtelSpan
 
 from inferflux.api.channel_options import with_proxy
-from inferflux.common import logs
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.tracing import names
-from inferflux.common.tracing.context import TraceContext, parse
-from inferflux.common.tracing.exporters import FileExporter, SayingOnce
-from inferflux.common.tracing.spans import Attributes, Kind, Span
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process import logs
+
+from . import names
+from .context import TraceContext, parse
+from .exporters import FileExporter, SayingOnce
+from .spans import Attributes, Kind, Span
 
 log = logs.get("tracing")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
-from inferflux.common.tracing.context import valid
+from .context import valid
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 

@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs, store
 from inferflux.common.prefixes.salt import SharedSalt
-from inferflux.common.tasks import Background
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
+from inferflux.common.redis import store
 from inferflux.v1 import answers_pb2, generation_pb2, scheduler_pb2
 
 from . import key as keys

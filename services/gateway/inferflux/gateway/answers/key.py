@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from inferflux.common.cache_scope import cache_scope_of
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.common.prefixes.hashes import joined
 from inferflux.v1 import generation_pb2, scheduler_pb2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.metrics import Declare
+from inferflux.common.process.metrics import Declare
 
 
 class AnswerMetrics:

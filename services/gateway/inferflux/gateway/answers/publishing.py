@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 
 # Between two attempts to publish a chunk that NATS does not take.
 _RETRY_S = 0.2

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from inferflux.common.store import WHOLE_SLOT
+from inferflux.common.redis.store import WHOLE_SLOT
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from inferflux.common.grpc_interceptor import CallInfo, serving
+from inferflux.common.calls.grpc_interceptor import CallInfo, serving
 from inferflux.gateway.admin_methods import AdminMethod
 from inferflux.gateway.off_loop import off_loop_if_large
 

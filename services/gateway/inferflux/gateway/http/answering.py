@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
-from inferflux.common import rate_limits
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.contract.callers import rate_limits
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.constraints import UNENFORCED_HEADER
 from inferflux.gateway.pipeline import Pipeline

@@ -10,11 +10,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from inferflux.common.audit.writer import AuditTrail
-from inferflux.common.errors import NotFound
-from inferflux.common.grpc_metadata import DECISION, GUARDRAIL, PRIORITY, REQUEST_ID
-from inferflux.common.probe import Probe
-from inferflux.common.rate_limits import HEADERS
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.calls.grpc_metadata import DECISION, GUARDRAIL, PRIORITY, REQUEST_ID
+from inferflux.common.contract.callers.rate_limits import HEADERS
+from inferflux.common.contract.errors import NotFound
+from inferflux.common.process.probe import Probe
 from inferflux.gateway.admin_methods import AdminMethod
 from inferflux.gateway.embeddings import Embeddings
 from inferflux.gateway.metrics import GatewayMetrics

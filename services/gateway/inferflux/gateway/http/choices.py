@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING
 
-from inferflux.common.errors import Cancelled
-from inferflux.common.tasks import cancel_all
+from inferflux.common.contract.errors import Cancelled
+from inferflux.common.process.tasks import cancel_all
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .errors import SchemaMismatch

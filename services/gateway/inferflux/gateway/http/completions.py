@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.gateway.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 

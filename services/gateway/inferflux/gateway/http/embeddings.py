@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.gateway.embeddings import Embeddings
 from inferflux.v1 import model_pb2
 

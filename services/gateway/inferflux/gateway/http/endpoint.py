@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 from starlette.types import Receive, Scope, Send
 
-from inferflux.common import logs, metrics, rate_limits
-from inferflux.common.audit.calls import write_call
-from inferflux.common.audit.writer import AuditTrail
-from inferflux.common.calls import CallContext
-from inferflux.common.errors import InferFluxError, Internal, InvalidArgument
-from inferflux.common.grpc_receiving import Receiving
+from inferflux.common.calls.audit.calls import write_call
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.calls.calls import CallContext
+from inferflux.common.calls.grpc_receiving import Receiving
+from inferflux.common.contract.callers import rate_limits
+from inferflux.common.contract.errors import InferFluxError, Internal, InvalidArgument
+from inferflux.common.process import logs, metrics
 from inferflux.common.tracing import trace_id_of
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.metrics import GatewayMetrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from inferflux.common.errors import HttpError, InferFluxError, to_http
+from inferflux.common.contract.errors import HttpError, InferFluxError, to_http
 
 from .anthropic.errors import to_http as to_anthropic
 from .ollama.errors import to_http as to_ollama

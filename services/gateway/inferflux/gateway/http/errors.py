@@ -9,7 +9,7 @@ from types import MappingProxyType
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from inferflux.common.errors import InferFluxError, InvalidArgument
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
 
 _FIRST = re.compile(r"\w*")
 _PARAMS = re.compile(r"^params\.(sampling\.)?")

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic_core import to_json as _encode
 from starlette.types import Receive, Scope, Send
 
-from inferflux.common.calls import CallContext, call_context, unread_context
-from inferflux.common.errors import HttpError, InferFluxError
-from inferflux.common.grpc_metadata import PRIORITY, REQUEST_ID
+from inferflux.common.calls.calls import CallContext, call_context, unread_context
+from inferflux.common.calls.grpc_metadata import PRIORITY, REQUEST_ID
+from inferflux.common.contract.errors import HttpError, InferFluxError
 
 from .error_shapes import shape_of
 from .errors import BodyTooLarge

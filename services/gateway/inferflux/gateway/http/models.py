@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferflux.common.adapters import joined
-from inferflux.common.model_names import allows
-from inferflux.common.model_roles import name_of
+from inferflux.common.contract.models.model_names import allows
+from inferflux.common.contract.models.model_roles import name_of
+from inferflux.common.contract.requests.adapters import joined
 from inferflux.gateway.models import ModelRegistry
 from inferflux.v1 import model_pb2
 

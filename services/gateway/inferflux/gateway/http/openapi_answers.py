@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferflux.common.model_roles import ROLES
+from inferflux.common.contract.models.model_roles import ROLES
 
 Schema = dict[str, Any]
 

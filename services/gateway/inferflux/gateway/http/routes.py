@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers.scopes import Scope
 from inferflux.gateway.rules import ADMIN_METHODS, ADMIN_RULES
 
 MAX_BODY_BYTES = 16 << 20

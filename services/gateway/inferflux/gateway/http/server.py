@@ -13,10 +13,10 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from inferflux.common.address import split
-from inferflux.common.errors import Unavailable
-from inferflux.common.tasks import cancel_all
-from inferflux.common.tls import ServerTls
+from inferflux.common.contract.address import split
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process.tasks import cancel_all
+from inferflux.common.process.tls import ServerTls
 
 from .protocol import Connections, protocol_factory
 from .websocket import MAX_MESSAGE_BYTES

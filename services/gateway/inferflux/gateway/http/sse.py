@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inferflux.common.errors import HttpError, InferFluxError
+from inferflux.common.contract.errors import HttpError, InferFluxError
 
 from .exchange import Exchange, to_json
 

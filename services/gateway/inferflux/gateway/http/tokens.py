@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.gateway.pipeline import Pipeline
 
 from .endpoint import Request

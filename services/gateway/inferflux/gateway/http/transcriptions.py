@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from pydantic_core import to_json
 
-from inferflux.common.errors import InferFluxError
+from inferflux.common.contract.errors import InferFluxError
 
 from .answering import Answering, Asked
 from .endpoint import Request

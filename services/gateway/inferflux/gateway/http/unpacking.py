@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Protocol
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 
 _SHOWN = 32
 # Of zlib: a gzip header; a zlib header.

@@ -14,11 +14,12 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from inferflux.common import logs, metrics
-from inferflux.common.audit.calls import write_call
-from inferflux.common.audit.entry import CallRecord
-from inferflux.common.calls import CallContext, call_context, unread_context
-from inferflux.common.errors import (
+from inferflux.common.calls.audit.calls import write_call
+from inferflux.common.calls.audit.entry import CallRecord
+from inferflux.common.calls.calls import CallContext, call_context, unread_context
+from inferflux.common.calls.grpc_metadata import REQUEST_ID
+from inferflux.common.contract.callers.sharing import may_have_more
+from inferflux.common.contract.errors import (
     Cancelled,
     InferFluxError,
     Internal,
@@ -27,8 +28,7 @@ from inferflux.common.errors import (
     Unauthenticated,
     to_http,
 )
-from inferflux.common.grpc_metadata import REQUEST_ID
-from inferflux.common.sharing import may_have_more
+from inferflux.common.process import logs, metrics
 from inferflux.gateway.caller import Caller
 from inferflux.gateway.off_loop import off_loop_if_large
 

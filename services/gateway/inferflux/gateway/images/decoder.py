@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.process_limits import bound
+from inferflux.common.process.child.parent_death import exit_with_parent
+from inferflux.common.process.child.process_limits import bound
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -59,7 +59,7 @@ def decode(data: bytes, *, most_pixels: int) -> bytes:
     # Once the bounds are set.
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    from inferflux.common.images import MAX_SIDE, Pixels
+    from inferflux.common.contract.requests.images import MAX_SIDE, Pixels
 
     Image.MAX_IMAGE_PIXELS = None
     try:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable
-from inferflux.common.images import unpacked
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unavailable
+from inferflux.common.contract.requests.images import unpacked
 from inferflux.v1 import tokenizer_pb2
 
 from .decoder import REFUSED

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from inferflux.common.bus import Bus
-from inferflux.common.errors import InferFluxError, InvalidArgument, Unavailable
-from inferflux.common.http_client import HttpClient
-from inferflux.common.images import image_id, object_name, size_of
-from inferflux.common.sounds import sound_id
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument, Unavailable
+from inferflux.common.contract.requests.images import image_id, object_name, size_of
+from inferflux.common.contract.requests.sounds import sound_id
+from inferflux.common.http.http_client import HttpClient
 from inferflux.v1 import inference_pb2, model_pb2, tokenizer_pb2
 
 from .decoding import Decoding, ImageLimits

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.sounds import FEWEST_SAMPLES, MAX_SAMPLES, Samples, unpacked_sound
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.sounds import FEWEST_SAMPLES, MAX_SAMPLES, Samples, unpacked_sound
 from inferflux.v1 import tokenizer_pb2
 
 from .decoder import run

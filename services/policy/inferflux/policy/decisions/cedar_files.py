@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferflux.common import logs
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.tasks import is_set_within
-from inferflux.common.tls import stamp_of
+from inferflux.common.process import logs
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.tasks import is_set_within
+from inferflux.common.process.tls import stamp_of
 from inferflux.policy.metrics import DecisionMetrics
 
 from .cedar import NAME, Cedar, CedarRules

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from inferflux.common import grpc_metadata, logs
-from inferflux.common.errors import Aborted, PermissionDenied, Unavailable
-from inferflux.common.guardrails.refusals import TEXT_NEEDED
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.contract.errors import Aborted, PermissionDenied, Unavailable
+from inferflux.common.process import logs
+from inferflux.common.text.guardrails.refusals import TEXT_NEEDED
 from inferflux.policy.metrics import DecisionMetrics
 from inferflux.v1 import policy_pb2
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from inferflux.common.checks import check_count, check_text
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.checks import check_count, check_text
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.policy.roles import MAX_ROLES_OF_A_KEY
 from inferflux.v1 import policy_pb2
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 
 from .facts import PERMITTED, BackendFailed, Decision, Facts, Step
 
 if TYPE_CHECKING:
-    from inferflux.common.http_client import HttpClient
+    from inferflux.common.http.http_client import HttpClient
 
 NAME = "opa"
 MAX_ANSWER_BYTES = 64 << 10

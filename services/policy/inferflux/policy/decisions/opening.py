@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from inferflux.common import logs
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.http_client import HttpClient
-from inferflux.common.lifecycle import Shutdown
-from inferflux.common.settings import listed
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.http.http_client import HttpClient
+from inferflux.common.process import logs
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.common.process.settings import listed
 from inferflux.policy.metrics import DecisionMetrics
 
 from .chain import Asked, Decisions

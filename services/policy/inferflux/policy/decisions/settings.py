@@ -6,9 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, SecretStr, model_validator
 
-from inferflux.common.http_client import check_url
-from inferflux.common.http_settings import HttpClientSettings
-from inferflux.common.settings import OptionalPath, listed, setting
+from inferflux.common.http.http_client import check_url
+from inferflux.common.http.http_settings import HttpClientSettings
+from inferflux.common.process.settings import OptionalPath, listed, setting
 
 BUILTIN = "builtin"
 OPA = "opa"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inferflux.common import logs
-from inferflux.common.audit.policy_changes import counts
-from inferflux.common.checks import MAX_TOKENS, check_model_name, check_range
-from inferflux.common.errors import InvalidArgument, NotFound
-from inferflux.common.guardrails.compiled import CompiledRules, Finding
-from inferflux.common.guardrails.rules import RuleSet, parse_rules
-from inferflux.common.guardrails.stream import BLOCK
-from inferflux.common.pages import check_page_size, page_after
+from inferflux.common.calls.audit.policy_changes import counts
+from inferflux.common.contract.checks import MAX_TOKENS, check_model_name, check_range
+from inferflux.common.contract.errors import InvalidArgument, NotFound
+from inferflux.common.contract.pages import check_page_size, page_after
+from inferflux.common.process import logs
+from inferflux.common.text.guardrails.compiled import CompiledRules, Finding
+from inferflux.common.text.guardrails.rules import RuleSet, parse_rules
+from inferflux.common.text.guardrails.stream import BLOCK
 from inferflux.policy import keys
 from inferflux.policy.admission import Holder
 from inferflux.v1 import guardrails_pb2

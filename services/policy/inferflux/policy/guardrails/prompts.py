@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from inferflux.common import grpc_metadata
-from inferflux.common.errors import Aborted, PermissionDenied
-from inferflux.common.guardrails.compiled import CompiledRules, Finding, Kind, check_all
-from inferflux.common.guardrails.refusals import CONTENT_FILTER, PROMPT_TOO_LARGE, TEXT_NEEDED
+from inferflux.common.calls import grpc_metadata
+from inferflux.common.contract.errors import Aborted, PermissionDenied
+from inferflux.common.text.guardrails.compiled import CompiledRules, Finding, Kind, check_all
+from inferflux.common.text.guardrails.refusals import CONTENT_FILTER, PROMPT_TOO_LARGE, TEXT_NEEDED
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .sets import GuardrailSets

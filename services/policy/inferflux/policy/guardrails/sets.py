@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.guardrails.cache import CompiledCache, SetKey
-from inferflux.common.guardrails.compiled import CompiledRules
-from inferflux.common.guardrails.rules import parse_rules
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.text.guardrails.cache import CompiledCache, SetKey
+from inferflux.common.text.guardrails.compiled import CompiledRules
+from inferflux.common.text.guardrails.rules import parse_rules
 
 from .store import GuardrailStore, Index, Name
 

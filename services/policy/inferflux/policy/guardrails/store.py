@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from inferflux.common.errors import Aborted, NotFound, ResourceExhausted
-from inferflux.common.guardrails.cache import SetKey
+from inferflux.common.contract.errors import Aborted, NotFound, ResourceExhausted
+from inferflux.common.text.guardrails.cache import SetKey
 from inferflux.v1 import guardrails_pb2
 
 MAX_SETS = 1000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs
-from inferflux.common.errors import Aborted, NotFound
-from inferflux.common.pages import check_page_size, page_after
+from inferflux.common.contract.errors import Aborted, NotFound
+from inferflux.common.contract.pages import check_page_size, page_after
+from inferflux.common.process import logs
 from inferflux.policy.admission import Holder
 from inferflux.v1 import policy_pb2
 

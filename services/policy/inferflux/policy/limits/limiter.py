@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from inferflux.common import rate_limits
-from inferflux.common.errors import ResourceExhausted
-from inferflux.common.store import WHOLE_SLOT
+from inferflux.common.contract.callers import rate_limits
+from inferflux.common.contract.errors import ResourceExhausted
+from inferflux.common.redis.store import WHOLE_SLOT
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.together import Together
 from inferflux.v1 import policy_pb2

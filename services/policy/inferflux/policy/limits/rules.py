@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from inferflux.common.checks import check_model_name, check_range
-from inferflux.common.errors import InvalidArgument, ResourceExhausted
+from inferflux.common.contract.checks import check_model_name, check_range
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted
 from inferflux.policy.keys import parse_holder_id, parse_tenant
 
 EACH = "*"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inferflux.common.credentials import subject_id
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.scopes import Scope, expanded
+from inferflux.common.contract.callers.credentials import subject_id
+from inferflux.common.contract.callers.scopes import Scope, expanded
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.policy.keys import ApiKeyRecord, parse_tenant
 from inferflux.policy.roles import MAX_ROLES_OF_A_KEY
 

@@ -7,12 +7,12 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.http_client import check_url
-from inferflux.common.model_names import parse_patterns
-from inferflux.common.priority import HIGHEST, LOWEST
-from inferflux.common.scopes import Scope
-from inferflux.common.worker_pools import parse_pools
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models.model_names import parse_patterns
+from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
+from inferflux.common.contract.requests.worker_pools import parse_pools
+from inferflux.common.http.http_client import check_url
 from inferflux.policy.keys import parse_cache_scope, parse_tenant
 from inferflux.policy.roles import parse_role_names
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from inferflux.common import logs
-from inferflux.common.errors import Unavailable
-from inferflux.common.http_client import HttpClient
-from inferflux.common.tasks import Background
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.http.http_client import HttpClient
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background
 
 from .issuer import Issuer
 from .key_cache import KeyCache, KeyTimes

@@ -6,11 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from inferflux.common import logs
-from inferflux.common.credentials import could_be_token
-from inferflux.common.errors import Unauthenticated
-from inferflux.common.http_client import HttpClient
-from inferflux.common.tasks import is_set_within
+from inferflux.common.contract.callers.credentials import could_be_token
+from inferflux.common.contract.errors import Unauthenticated
+from inferflux.common.http.http_client import HttpClient
+from inferflux.common.process import logs
+from inferflux.common.process.tasks import is_set_within
 from inferflux.policy.metrics import PolicyMetrics
 
 from . import tokens

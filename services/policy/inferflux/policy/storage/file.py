@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from inferflux.common.errors import InvalidArgument, ResourceExhausted, Unavailable
-from inferflux.common.private_files import replacing, write_all
+from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unavailable
+from inferflux.common.process.private_files import replacing, write_all
 
 from .ini import from_ini, to_ini
 from .sealed import PASSPHRASE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.policy.guarded import StoreGuard
 
 from .redis_guardrails import RedisGuardrails

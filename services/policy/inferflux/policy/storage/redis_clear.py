@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from inferflux.common import logs
+from inferflux.common.process import logs
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.guardrails.store import Index, Name
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from inferflux.common.store import WHOLE_SLOT
+from inferflux.common.redis.store import WHOLE_SLOT
 from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import BUILTIN, Role

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common.errors import Unavailable
-from inferflux.common.store import has_replicas
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.redis.store import has_replicas
 from inferflux.policy.guarded import StoreGuard
 
 if TYPE_CHECKING:

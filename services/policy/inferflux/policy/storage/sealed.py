@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
-from inferflux.common import logs
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.process import logs
 
 from .sealing import Damaged, Keyring, Seal, WrongPassphrase
 from .table import RULES, SEAL, Changes, Edits, Row, Table

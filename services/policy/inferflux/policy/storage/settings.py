@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, SecretStr, model_validator
 
-from inferflux.common.settings import OptionalPath, ServiceSettings, setting
+from inferflux.common.process.settings import OptionalPath, ServiceSettings, setting
 
 from .file import PATH
 from .sealed import PASSPHRASE, TAKES_CLEAR

@@ -20,8 +20,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from inferflux.common import logs
-from inferflux.common.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.process import logs
 
 from .settings import SQL_URL
 from .table import LARGE, REMEMBERED_MS, Changes, Edits, Row

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from google.protobuf import json_format
 
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 from inferflux.policy.guardrails.store import (
     MAX_SETS,
     Index,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from inferflux.common import logs
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
+from inferflux.common.process import logs
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.roles import BUILTIN, Role
 

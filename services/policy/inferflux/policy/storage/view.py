@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from inferflux.common.errors import Unavailable
+from inferflux.common.contract.errors import Unavailable
 
 from .table import LARGE, Changes, Edits, Row, Table
 

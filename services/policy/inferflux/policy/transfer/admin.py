@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from inferflux.common import logs
-from inferflux.common.errors import InferFluxError, PermissionDenied, ResourceExhausted
-from inferflux.common.policy_methods import MAX_DOCUMENT_BYTES
-from inferflux.common.scopes import Scope
+from inferflux.common.contract.callers.policy_methods import MAX_DOCUMENT_BYTES
+from inferflux.common.contract.callers.scopes import Scope
+from inferflux.common.contract.errors import InferFluxError, PermissionDenied, ResourceExhausted
+from inferflux.common.process import logs
 from inferflux.policy.admission import Holder
 from inferflux.policy.guardrails.store import Index
 from inferflux.policy.keys import ApiKeyRecord

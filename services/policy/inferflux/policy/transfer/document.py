@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.guardrails.rules import RuleSet
-from inferflux.common.model_names import parse_patterns
-from inferflux.common.worker_pools import parse_pools
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models.model_names import parse_patterns
+from inferflux.common.contract.requests.worker_pools import parse_pools
+from inferflux.common.text.guardrails.rules import RuleSet
 from inferflux.policy import keys
 from inferflux.policy.guardrails.admin import checked, parse_name
 from inferflux.policy.guardrails.store import Name, Rules

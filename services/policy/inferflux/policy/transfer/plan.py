@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from inferflux.common.errors import Aborted, InvalidArgument
+from inferflux.common.contract.errors import Aborted, InvalidArgument
 from inferflux.policy.keys import ApiKeyRecord
 from inferflux.policy.limits.rules import NAMES, RateLimit
 from inferflux.policy.roles import BUILTIN, Role

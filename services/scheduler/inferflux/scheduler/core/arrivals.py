@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inferflux.common.cache_scope import cache_scope_of
-from inferflux.common.epochs import MAX_EPOCH
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
+from inferflux.common.contract.epochs import MAX_EPOCH
 from inferflux.v1 import scheduler_pb2
 
 from . import bounds

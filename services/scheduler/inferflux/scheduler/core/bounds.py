@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from inferflux.common.errors import ResourceExhausted, to_failed
-from inferflux.common.sharing import may_have_more
+from inferflux.common.contract.callers.sharing import may_have_more
+from inferflux.common.contract.errors import ResourceExhausted, to_failed
 from inferflux.v1 import tokens_pb2
 
 _LEAST_DELAY_S = 1.0

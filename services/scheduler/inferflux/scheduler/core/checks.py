@@ -11,16 +11,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from inferflux.common import adapters, admin_limits, checks
-from inferflux.common.answers.checks import check_format
-from inferflux.common.cache_scope import check_cache_scope
-from inferflux.common.embedding_limits import check_task
-from inferflux.common.epochs import MAX_EPOCH
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.generation_limits import check_params, check_priority, check_token_ids
-from inferflux.common.heartbeats import MAX_REQUESTS, check_identity, check_requests
-from inferflux.common.images import MAX_PARTS, check_image_id
-from inferflux.common.worker_pools import parse_pools
+from inferflux.common.contract import checks
+from inferflux.common.contract.callers.cache_scope import check_cache_scope
+from inferflux.common.contract.epochs import MAX_EPOCH
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.heartbeats import MAX_REQUESTS, check_identity, check_requests
+from inferflux.common.contract.models import admin_limits
+from inferflux.common.contract.requests import adapters
+from inferflux.common.contract.requests.answer_format import check_format
+from inferflux.common.contract.requests.embedding_limits import check_task
+from inferflux.common.contract.requests.generation_limits import (
+    check_params,
+    check_priority,
+    check_token_ids,
+)
+from inferflux.common.contract.requests.images import MAX_PARTS, check_image_id
+from inferflux.common.contract.requests.worker_pools import parse_pools
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .ledger import HIGHEST, MOST_TENANTS

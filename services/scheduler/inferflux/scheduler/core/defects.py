@@ -7,7 +7,7 @@ being handled ends by name, and the leader begins anew with an empty core.
 
 from __future__ import annotations
 
-from inferflux.common.errors import Internal
+from inferflux.common.contract.errors import Internal
 
 # A scheduler whose core raised is not ready for this long.
 QUIET_S = 5.0

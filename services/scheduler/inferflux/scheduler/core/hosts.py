@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from inferflux.common.hosts import same_file
-from inferflux.common.known_workers import KnownWorkers
-from inferflux.common.worker_pools import DEFAULT, may_run_in
+from inferflux.common.contract.known_workers import KnownWorkers
+from inferflux.common.contract.messages.hosts import same_file
+from inferflux.common.contract.requests.worker_pools import DEFAULT, may_run_in
 from inferflux.v1 import host_pb2, model_pb2
 
 REGISTERED = model_pb2.MODEL_STATE_REGISTERED

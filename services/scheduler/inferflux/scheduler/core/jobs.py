@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from inferflux.common import epochs
+from inferflux.common.contract import epochs
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 
 from .jobs import Job
 from .memory import Recent

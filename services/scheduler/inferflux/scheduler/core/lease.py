@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, auto
 
-from inferflux.common import terms
+from inferflux.common.contract import terms
 
 # After a read or write without an answer.
 _RETRY_S = 0.1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.known_workers import MAX_WORKERS, SILENT_S
+from inferflux.common.contract.known_workers import MAX_WORKERS, SILENT_S
 from inferflux.v1 import scheduler_pb2
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferflux.common import epochs
-from inferflux.common.errors import (
+from inferflux.common.contract import epochs
+from inferflux.common.contract.errors import (
     DeadlineExceeded,
     InferFluxError,
     InvalidArgument,

@@ -20,10 +20,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.hosts import same_file
-from inferflux.common.kv_cells import cells_of, reserved_cells
-from inferflux.common.worker_pools import DEFAULT, may_run_in
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.messages.hosts import same_file
+from inferflux.common.contract.requests.kv_cells import cells_of, reserved_cells
+from inferflux.common.contract.requests.worker_pools import DEFAULT, may_run_in
 from inferflux.v1 import scheduler_pb2
 
 from .jobs import Demand, Job

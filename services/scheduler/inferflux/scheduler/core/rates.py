@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferflux.common.errors import DeadlineExceeded, to_failed
+from inferflux.common.contract.errors import DeadlineExceeded, to_failed
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 from .jobs import Job

@@ -12,9 +12,9 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from inferflux.common import load_retries
-from inferflux.common.errors import InferFluxError
-from inferflux.common.partitions import WHOLE, Partition
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.contract.models import load_retries
+from inferflux.common.contract.partitions import WHOLE, Partition
 from inferflux.v1 import host_pb2
 
 from . import actions, outcomes

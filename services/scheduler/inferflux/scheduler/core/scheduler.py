@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from weakref import WeakKeyDictionary
 
-from inferflux.common.errors import InferFluxError, NotFound
-from inferflux.common.partitions import UNKNOWN_WORKER, WHOLE, Partition
+from inferflux.common.contract.errors import InferFluxError, NotFound
+from inferflux.common.contract.partitions import UNKNOWN_WORKER, WHOLE, Partition
 from inferflux.v1 import generation_pb2, host_pb2, scheduler_pb2, worker_pb2
 
 from . import actions, outcomes

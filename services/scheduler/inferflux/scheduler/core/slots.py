@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
-from inferflux.common import epochs, worker_pools
-from inferflux.common.kv_cells import reserved_cells
+from inferflux.common.contract import epochs
+from inferflux.common.contract.requests import worker_pools
+from inferflux.common.contract.requests.kv_cells import reserved_cells
 from inferflux.v1 import scheduler_pb2
 
 from .assignments import Assignment, Reconciled, Residence, UnownedRequest

@@ -10,9 +10,9 @@ import signal
 import socket
 import sys
 
-from inferflux.common import heap
-from inferflux.common.frames import ChildEnd
-from inferflux.common.lifeline import exit_at_end_of
+from inferflux.common.process.child.frames import ChildEnd
+from inferflux.common.process.child.lifeline import exit_at_end_of
+from inferflux.common.process.machine import heap
 from inferflux.v1 import engine_pb2, scheduler_pb2
 from inferflux.worker.engine.native import LoadError
 

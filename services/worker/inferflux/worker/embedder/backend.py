@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from inferflux.common.cores import usable_cores
 from inferflux.common.llama.native import first_log_error, llama, log_errors
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.process.machine.cores import usable_cores
 from inferflux.v1 import engine_pb2, model_pb2
 from inferflux.worker.engine.batch import Batch
 from inferflux.worker.engine.devices import find_devices

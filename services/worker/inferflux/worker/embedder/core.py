@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal
+from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Internal
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from inferflux.common.errors import InferFluxError, to_failed
-from inferflux.common.request_times import deadline_s, queue_ms
+from inferflux.common.contract.errors import InferFluxError, to_failed
+from inferflux.common.contract.request_times import deadline_s, queue_ms
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 Tokens = npt.NDArray[np.int32]

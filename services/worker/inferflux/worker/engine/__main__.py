@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferflux.common import heap
-from inferflux.common.frames import ChildEnd
-from inferflux.common.lifeline import exit_at_end_of
 from inferflux.common.llama.native import on_abort
+from inferflux.common.process.child.frames import ChildEnd
+from inferflux.common.process.child.lifeline import exit_at_end_of
+from inferflux.common.process.machine import heap
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
 from .constraints import Constraints

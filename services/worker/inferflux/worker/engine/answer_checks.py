@@ -13,7 +13,7 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from inferflux.common.frames import ChildEnd
+from inferflux.common.process.child.frames import ChildEnd
 from inferflux.v1 import engine_pb2, generation_pb2
 
 CHECK_LIMIT_S = 1.0

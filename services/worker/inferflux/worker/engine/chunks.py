@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.errors import InferFluxError, to_failed
+from inferflux.common.contract.errors import InferFluxError, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2
 
 from .acceptance import Accepted

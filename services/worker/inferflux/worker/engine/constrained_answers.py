@@ -8,8 +8,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from inferflux.common.constraints.limits import asking_field_of
-from inferflux.common.errors import InferFluxError, Internal, InvalidArgument
+from inferflux.common.contract.errors import InferFluxError, Internal, InvalidArgument
+from inferflux.common.contract.requests.constraint_limits import asking_field_of
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 from .acceptance import finish_reason

@@ -16,9 +16,9 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from inferflux.common.constraints.checking import ConstraintError, is_checked
-from inferflux.common.constraints.compiling import Compiled, Compiler, why_failed
 from inferflux.common.llama.vocab import Vocab
+from inferflux.common.text.constraints.checking import ConstraintError, is_checked
+from inferflux.common.text.constraints.compiling import Compiled, Compiler, why_failed
 from inferflux.v1 import generation_pb2
 
 from .answer_checks import AnswerChecks

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.checks import MAX_SEQUENCES
+from inferflux.common.contract.checks import MAX_SEQUENCES
 from inferflux.common.llama.native import first_log_error, llama, reading_log
 
 from .batch import Batch

@@ -8,7 +8,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.errors import DeadlineExceeded, InferFluxError, Internal, InvalidArgument, Unavailable
+from inferflux.common.contract.errors import (
+    DeadlineExceeded,
+    InferFluxError,
+    Internal,
+    InvalidArgument,
+    Unavailable,
+)
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from . import chunks

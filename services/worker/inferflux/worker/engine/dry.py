@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.checks import MAX_TOKENS
+from inferflux.common.contract.checks import MAX_TOKENS
 from inferflux.v1 import generation_pb2
 
 from .breakers import MAX_TAIL, Breakers

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.checks import MAX_SEQUENCES
-from inferflux.common.cores import usable_cores
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.free_memory import at_most, free_bytes
+from inferflux.common.contract.checks import MAX_SEQUENCES
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.llama.native import first_log_error, llama, log_errors, reading_log
 from inferflux.common.llama.vocab import Vocab, VocabError
-from inferflux.common.memory_file import path_of
+from inferflux.common.process.child.memory_file import path_of
+from inferflux.common.process.machine.cores import usable_cores
+from inferflux.common.process.machine.free_memory import at_most, free_bytes
 from inferflux.v1 import engine_pb2
 from inferflux.worker.mmproj_file import read_projection
 

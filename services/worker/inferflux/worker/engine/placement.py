@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from inferflux.common.heartbeats import MAX_DEVICES, MAX_TEXT_BYTES
+from inferflux.common.contract.messages.heartbeats import MAX_DEVICES, MAX_TEXT_BYTES
 from inferflux.common.llama.native import llama
 from inferflux.v1 import device_pb2, engine_pb2
 

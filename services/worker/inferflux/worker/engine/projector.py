@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.images import FEWEST_TOKENS, MOST_TOKENS
+from inferflux.common.contract.requests.images import FEWEST_TOKENS, MOST_TOKENS
 from inferflux.common.llama.mtmd import IMAGE, TEXT, Layout, Mtmd, MtmdError, Shape
 from inferflux.common.llama.native import first_log_error
 from inferflux.common.llama.vocab import Vocab

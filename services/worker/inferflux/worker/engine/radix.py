@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from inferflux.common.cache_scope import is_within
+from inferflux.common.contract.callers.cache_scope import is_within
 
 TokenArray = NDArray[np.int32]
 _ID_BYTES = 4

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inferflux.common.answers.families import syntax_in
-from inferflux.common.answers.parser import AnswerParser
+from inferflux.common.text.answers.families import syntax_in
+from inferflux.common.text.answers.parser import AnswerParser
 from inferflux.v1 import generation_pb2
 
 from .constraints import Mask, Masking

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
-from inferflux.common.answers.families import syntax_in
-from inferflux.common.answers.spelling import control_texts
-from inferflux.common.cache_scope import cache_scope_of
-from inferflux.common.images import without_placeholders
-from inferflux.common.request_times import deadline_s, monotonic_s, queue_ms
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
+from inferflux.common.contract.request_times import deadline_s, monotonic_s, queue_ms
+from inferflux.common.contract.requests.answer_spelling import control_texts
+from inferflux.common.contract.requests.images import without_placeholders
+from inferflux.common.text.answers.families import syntax_in
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .bans import Bans

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from operator import attrgetter
 
-from inferflux.common.errors import DeadlineExceeded, to_failed
+from inferflux.common.contract.errors import DeadlineExceeded, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.clock import Clock
 

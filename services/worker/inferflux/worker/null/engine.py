@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from inferflux.common.model_roles import embeds
+from inferflux.common.contract.models.model_roles import embeds
 from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2
 from inferflux.worker.engine_host import DeathHandler, EngineLoadError, ReportHandler
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.request_times import deadline_s, queue_ms
+from inferflux.common.contract.request_times import deadline_s, queue_ms
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.text import TextAssembler
 

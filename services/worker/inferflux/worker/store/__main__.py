@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from inferflux.common.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted
-from inferflux.common.http_addresses import parse_networks
-from inferflux.common.http_client import HttpClient
-from inferflux.common.http_proxies import Proxies
-from inferflux.common.http_settings import CA_VARIABLE
-from inferflux.common.parent_death import exit_with_parent
-from inferflux.common.settings import listed
-from inferflux.common.tls import ClientTls, TlsFiles
+from inferflux.common.contract.errors import InferFluxError, Internal, InvalidArgument, ResourceExhausted
+from inferflux.common.http.http_addresses import parse_networks
+from inferflux.common.http.http_client import HttpClient
+from inferflux.common.http.http_proxies import Proxies
+from inferflux.common.http.http_settings import CA_VARIABLE
+from inferflux.common.process.child.parent_death import exit_with_parent
+from inferflux.common.process.settings import listed
+from inferflux.common.process.tls import ClientTls, TlsFiles
 
 from .folder import StoreFolder
 from .pulling import pull

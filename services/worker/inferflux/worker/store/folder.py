@@ -22,9 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from inferflux.common import logs, subjects
-from inferflux.common.errors import Aborted, AlreadyExists
-from inferflux.common.private_files import replacing, write_all
+from inferflux.common.contract import subjects
+from inferflux.common.contract.errors import Aborted, AlreadyExists
+from inferflux.common.process import logs
+from inferflux.common.process.private_files import replacing, write_all
 
 from .room import Room
 

@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from inferflux.common import logs
-from inferflux.common.errors import AlreadyExists, InferFluxError, InvalidArgument, NotFound
-from inferflux.common.model_sources import parse_source
+from inferflux.common.contract.errors import AlreadyExists, InferFluxError, InvalidArgument, NotFound
+from inferflux.common.contract.models.model_sources import parse_source
+from inferflux.common.process import logs
 from inferflux.v1 import model_pb2
 from inferflux.worker.catalog import Wish
 from inferflux.worker.host import Host

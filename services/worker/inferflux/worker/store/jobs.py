@@ -12,10 +12,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from inferflux.common import logs
-from inferflux.common.captured import one_line
-from inferflux.common.checks import check_model_name
-from inferflux.common.errors import (
+from inferflux.common.contract.checks import check_model_name
+from inferflux.common.contract.errors import (
     Aborted,
     AlreadyExists,
     InferFluxError,
@@ -23,8 +21,10 @@ from inferflux.common.errors import (
     InvalidArgument,
     NotFound,
 )
-from inferflux.common.model_sources import NO_PROJECTOR, parse_source
-from inferflux.common.tasks import Background
+from inferflux.common.contract.models.model_sources import NO_PROJECTOR, parse_source
+from inferflux.common.process import logs
+from inferflux.common.process.child.captured import one_line
+from inferflux.common.process.tasks import Background
 from inferflux.v1 import model_pb2
 from inferflux.worker.settings import WorkerSettings
 

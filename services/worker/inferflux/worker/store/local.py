@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 
-from inferflux.common.checks import check_model_name
-from inferflux.common.errors import AlreadyExists, InvalidArgument, NotFound
-from inferflux.common.model_sources import parse_source
-from inferflux.common.settings import load
+from inferflux.common.contract.checks import check_model_name
+from inferflux.common.contract.errors import AlreadyExists, InvalidArgument, NotFound
+from inferflux.common.contract.models.model_sources import parse_source
+from inferflux.common.process.settings import load
 from inferflux.v1 import model_pb2
 from inferflux.worker.settings import WorkerSettings
 

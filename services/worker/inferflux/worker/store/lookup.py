@@ -10,9 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from inferflux.common.errors import InvalidArgument, Unavailable
-from inferflux.common.http_client import HttpClient
-from inferflux.common.model_sources import (
+from inferflux.common.contract.errors import InvalidArgument, Unavailable
+from inferflux.common.contract.models.model_sources import (
     NO_PROJECTOR,
     Source,
     SourceKind,
@@ -24,6 +23,7 @@ from inferflux.common.model_sources import (
     shards_of,
     stored_name,
 )
+from inferflux.common.http.http_client import HttpClient
 
 from .transfer import MAX_REDIRECTS, Retries, Wanted, at_source, refusal, retrying
 

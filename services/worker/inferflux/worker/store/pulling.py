@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from inferflux.common.http_client import HttpClient
-from inferflux.common.model_sources import parse_source
+from inferflux.common.contract.models.model_sources import parse_source
+from inferflux.common.http.http_client import HttpClient
 
 from .folder import MANIFEST, PART, STATE, StoredFile, StoreFolder, write_manifest
 from .lookup import Endpoints, Lookup

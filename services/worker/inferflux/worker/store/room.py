@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferflux.common.errors import ResourceExhausted
+from inferflux.common.contract.errors import ResourceExhausted
 
 # What a disk keeps free for whatever else writes to it.
 SPARE_BYTES = 64 << 20

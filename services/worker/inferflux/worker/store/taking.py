@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.model_roles import embeds
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.models.model_roles import embeds
 from inferflux.worker.engine.fit import PHYSICAL_BATCH
 from inferflux.worker.mmproj_file import probe_projection
 from inferflux.worker.model_file import ModelFile, ModelFileError, probe_model_file

@@ -20,14 +20,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from inferflux.common.errors import (
-    Aborted,
-    InferFluxError,
-    InvalidArgument,
-    NotFound,
-    Unavailable,
-)
-from inferflux.common.http_client import HttpClient, HttpStream
+from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.common.http.http_client import HttpClient, HttpStream
 
 from .folder import PART, STATE, StoredFile, write_whole
 

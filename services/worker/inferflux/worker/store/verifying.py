@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from inferflux.common.errors import NotFound
+from inferflux.common.contract.errors import NotFound
 
 from .folder import StoreFolder
 from .task import Report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from inferflux.common.errors import HttpError
+from inferflux.common.contract.errors import HttpError
 from inferflux.gateway.http.sse import PINGED
 from inferflux.gateway.tools import arguments_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2

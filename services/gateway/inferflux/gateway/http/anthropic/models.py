@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from inferflux.common.adapters import joined
+from inferflux.common.contract.requests.adapters import joined
 from inferflux.v1 import model_pb2
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.gateway.http.openai.bodies import JsonSchema, ResponseFormat, SamplingBody
 from inferflux.gateway.http.openai.constraints import json_text

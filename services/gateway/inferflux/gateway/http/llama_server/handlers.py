@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from inferflux.common.errors import InferFluxError, InvalidArgument
-from inferflux.common.probe import Probe
+from inferflux.common.contract.errors import InferFluxError, InvalidArgument
+from inferflux.common.process.probe import Probe
 from inferflux.gateway.http.answering import Answering, Asked
 from inferflux.gateway.http.endpoint import Request
 from inferflux.gateway.http.errors import in_words_of, missing

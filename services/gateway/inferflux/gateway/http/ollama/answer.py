@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.errors import HttpError
+from inferflux.common.contract.errors import HttpError
 from inferflux.gateway.http.openai.answers import spoken_json
 from inferflux.gateway.http.sse import LINES
 from inferflux.gateway.tools import arguments_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferflux.common import errors
-from inferflux.common.errors import HttpError, InferFluxError
+from inferflux.common.contract import errors
+from inferflux.common.contract.errors import HttpError, InferFluxError
 from inferflux.gateway.http.errors import with_field
 
 

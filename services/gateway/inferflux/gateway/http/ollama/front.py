@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from inferflux.common.errors import InferFluxError
-from inferflux.common.model_names import allows
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.contract.models.model_names import allows
 from inferflux.gateway.embeddings import Embeddings
 from inferflux.gateway.http.answering import Answering, Asked, GenerationRequest
 from inferflux.gateway.http.bodies import parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from inferflux.common.adapters import joined
+from inferflux.common.contract.requests.adapters import joined
 from inferflux.v1 import model_pb2
 
 from .answer import rfc3339

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.gateway.http.openai import tools
 from inferflux.gateway.http.openai.bodies import EmbeddingsBody, JsonSchema, ResponseFormat, SamplingBody

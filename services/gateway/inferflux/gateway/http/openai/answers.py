@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from inferflux.common.errors import HttpError
+from inferflux.common.contract.errors import HttpError
 from inferflux.gateway.http.sse import UNNAMED
 from inferflux.v1 import generation_pb2, tokens_pb2
 

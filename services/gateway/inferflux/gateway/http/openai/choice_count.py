@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 
 # Of a call: OpenAI's bound of `n`.
 MAX_CHOICES = 128

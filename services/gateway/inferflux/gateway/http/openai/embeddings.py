@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 
-from inferflux.common.errors import InvalidArgument
-from inferflux.common.vectors import Vector, packed
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.vectors import Vector, packed
 from inferflux.gateway.embeddings import Embedded
 from inferflux.gateway.http.errors import missing
 from inferflux.v1 import embedding_pb2, generation_pb2, inference_pb2

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from google.protobuf import json_format
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.prefixes.tiers import tier_name
 from inferflux.v1 import inference_pb2, tokens_pb2
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 
 # RFC 2046's bound of a boundary.
 _MOST_BOUNDARY = 70

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from inferflux.api.speculation import SOURCES, source_of
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors import unsupported
 from inferflux.v1 import generation_pb2
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic_core import to_json
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.v1 import tokenizer_pb2
 
 from .bodies import ChatBody, ResponsesBody, TokenizeBody

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inferflux.common.errors import InvalidArgument
+from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors import given, missing, unsupported
 from inferflux.gateway.images.inputs import file_of, is_image_file, is_sound_file
 from inferflux.v1 import inference_pb2

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inferflux.common.errors import HttpError, InvalidArgument
+from inferflux.common.contract.errors import HttpError, InvalidArgument
 from inferflux.gateway.http.bodies import Body
 from inferflux.gateway.http.errors import missing, unsupported
 from inferflux.gateway.http.sse import NAMED

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from inferflux.common.private_files import replacing, write_all
+from inferflux.common.process.private_files import replacing, write_all
 from inferflux.worker.engine.envelope import (
     PRELUDE_BYTES,
     Envelope,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic
 
-from inferflux.common.cache_scope import is_within
+from inferflux.common.contract.callers.cache_scope import is_within
 from inferflux.worker.engine.envelope import Envelope, Header, Identity, TokenArray, blank
 
 from .disk import Disk, Event, Read

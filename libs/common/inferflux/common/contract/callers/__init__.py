@@ -1,0 +1,1 @@
+"""Callers: their keys, tenants, scopes and shares (pure)."""

@@ -1,0 +1,1 @@
+"""Checks of messages that one service receives from another (pure)."""

@@ -1,0 +1,1 @@
+"""Ranges and forms of what a request may ask for (pure)."""

@@ -1,0 +1,1 @@
+"""The HTTP client of the services, and the addresses that it may reach."""

@@ -1,0 +1,1 @@
+"""The life of one process: settings, logs, metrics, start, readiness and end."""

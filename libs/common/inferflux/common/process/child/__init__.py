@@ -1,0 +1,1 @@
+"""Child processes: started, bounded, spoken to, and ended with their parent."""

@@ -1,0 +1,1 @@
+"""The machine under a process: its cores, memory and limits."""

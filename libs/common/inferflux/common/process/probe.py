@@ -1,0 +1,200 @@
+"""The HTTP port of a process: /metrics, /livez, /readyz and /healthz, served from a thread of its own.
+
+A thread answers even while the event loop is busy, so that a long step never looks like a dead process.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from inferflux.common.contract.address import split
+from inferflux.common.contract.errors import Unavailable
+
+# Connections at the same time.
+_MAX_CONNECTIONS = 32
+# Between two bytes of a client.
+_PATIENCE_S = 10
+
+_Request = socket.socket | tuple[bytes, socket.socket]
+
+
+class Probe:
+    """Serves metrics and readiness.
+
+    Ready means: at least one condition was named with `set_ready`, and all named ones hold. Degraded means:
+    not ready, or something is wrong that `set_warning` named and that leaves it ready.
+
+    Args:
+        listen: host:port; port 0 takes a free one.
+        variable: the setting `listen` came from, for the message when the port is taken.
+
+    Raises:
+        Unavailable: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        variable: str = "INFERFLUX_METRICS_LISTEN",
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self._conditions: dict[str, tuple[bool, str]] = {}
+        self._warnings: dict[str, str] = {}
+        self._registry = registry
+        host, port = split(listen, variable)
+        try:
+            self._server = _Server((host, port), self)
+        except OSError as error:
+            message = f"cannot listen on {listen} ({variable}): {error.strerror or error}"
+            raise Unavailable(message, reason="ADDRESS_UNAVAILABLE", retry_delay_s=None) from None
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="probe", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    @property
+    def is_ready(self) -> bool:
+        return self.are_met()
+
+    @property
+    def missing(self) -> str:
+        """The conditions that do not hold, each with its detail; "" while all do."""
+        conditions = self._conditions.copy()
+        return "; ".join(f"{name}: {detail}" for name, (ok, detail) in conditions.items() if not ok)
+
+    def set_ready(self, name: str, ok: bool, detail: str = "") -> None:
+        """Name a condition of readiness, or change it. `detail` says what is missing."""
+        self._conditions[name] = (ok, detail)
+
+    def set_warning(self, name: str, detail: str) -> None:
+        """Name what is wrong although the process may be ready; "" when it is wrong no more."""
+        self._warnings[name] = detail
+
+    def are_met(self, *, but: Collection[str] = ()) -> bool:
+        """Whether every condition holds, those in `but` left aside."""
+        conditions = self._conditions.copy()
+        return bool(conditions) and all(ok for name, (ok, _) in conditions.items() if name not in but)
+
+    @property
+    def degraded(self) -> str:
+        """What is wrong, whether or not it keeps the process from being ready; "" while nothing is."""
+        warnings = self._warnings.copy()
+        wrong = [self.missing, *(f"{name}: {detail}" for name, detail in warnings.items() if detail)]
+        if not self._conditions:
+            wrong.append("starting")
+        return "; ".join(filter(None, wrong))
+
+    @property
+    def n_connections(self) -> int:
+        """Connections that are being served now."""
+        return self._server.n_connections
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2)
+
+    def answer(self, path: str, accept: str) -> tuple[HTTPStatus, str, bytes]:
+        """Status, content type and body for a GET."""
+        if path == "/metrics":
+            encode, content_type = choose_encoder(accept)
+            return HTTPStatus.OK, content_type, encode(self._registry)
+        if path == "/livez":
+            return HTTPStatus.OK, "text/plain; charset=utf-8", b"ok\n"
+        if path == "/readyz":
+            conditions = dict(self._conditions)
+            body = {
+                "ready": self.is_ready,
+                "not_met": [name for name, (ok, _) in conditions.items() if not ok],
+                "conditions": {
+                    name: {"ok": ok, "detail": detail} for name, (ok, detail) in conditions.items()
+                },
+            }
+            status = HTTPStatus.OK if body["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+            return status, "application/json", json.dumps(body).encode() + b"\n"
+        if path == "/healthz":
+            reason = self.degraded
+            health = {"status": "degraded" if reason else "ok", "reason": reason}
+            return HTTPStatus.OK, "application/json", json.dumps(health).encode() + b"\n"
+        paths = b"paths: /metrics /livez /readyz /healthz\n"
+        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", paths
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, and a bounded number of them: a new connection ends the oldest.
+
+    An honest one lasts for milliseconds, so a client that holds connections open keeps no other client out.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], probe: Probe) -> None:
+        self.probe = probe
+        # Connections being served, oldest first.
+        self._served: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, _Handler)
+
+    @property
+    def n_connections(self) -> int:
+        return len(self._served)
+
+    def process_request(self, request: _Request, client_address: Any) -> None:
+        connection = cast("socket.socket", request)
+        with self._lock:
+            for oldest in list(self._served)[: len(self._served) + 1 - _MAX_CONNECTIONS]:
+                del self._served[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+            self._served[connection] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: _Request) -> None:
+        with self._lock:
+            self._served.pop(cast("socket.socket", request), None)
+        super().shutdown_request(request)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it looks the host's name up, which may block on DNS.
+        # SO_REUSEADDR gives a restarted process its port back; it lets no two listen on one.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is no event."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _PATIENCE_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        path = self.path.split("?", 1)[0]
+        status, content_type, body = self.server.probe.answer(path, self.headers.get("Accept", ""))
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Probes are frequent: no line each."""

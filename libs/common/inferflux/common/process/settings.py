@@ -1,0 +1,487 @@
+"""What every service is configured with, from environment variables alone."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import re
+import socket
+import sys
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    JsonValue,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from inferflux.common.contract import address, subjects
+from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.contract.requests.stream_limits import AUTO, CHUNK_BYTES, StreamLimits
+
+from .tls import ServerTls, TlsFiles
+from .validation_words import in_plain_words
+
+S = TypeVar("S", bound="ServiceSettings")
+
+_SUITE_PREFIX = "INFERFLUX_"
+# How alike a misspelt name is to the right one, by difflib's ratio.
+_SLIP = 0.85
+_BYTE_COUNT = re.compile(r"\d+(\.\d+)?\s*[A-Za-z]*")
+_GRPC_URL = re.compile(r"https?://[^/\s]+/?")
+
+
+def _check_subject_token(value: str) -> str:
+    if not subjects.is_safe_token(value):
+        raise ValueError("must be 1-64 of A-Z a-z 0-9 _ -")
+    return value
+
+
+SubjectToken = Annotated[str, AfterValidator(_check_subject_token)]
+"""A name that can stand in a NATS subject as it is."""
+
+
+def _check_optional_subject_token(value: str) -> str:
+    return _check_subject_token(value) if value else value
+
+
+OptionalSubjectToken = Annotated[str, AfterValidator(_check_optional_subject_token)]
+"""The same, or empty for none."""
+
+
+def _check_listen(value: str) -> str:
+    if not address.is_address(value):
+        raise ValueError("must be host:port")
+    return value
+
+
+def _check_optional_listen(value: str) -> str:
+    return _check_listen(value) if value else value
+
+
+def _check_target(value: str) -> str:
+    if not address.is_address(value) or value.startswith(":") or address.split(value, "")[1] == 0:
+        raise ValueError("must be host:port, and the port not 0")
+    return value
+
+
+def _check_targets(value: str) -> str:
+    addresses = listed(value)
+    if not addresses:
+        raise ValueError("must be host:port, or several, comma-separated")
+    for each in addresses:
+        _check_target(each)
+        if len(addresses) > 1 and not _is_ipv4(address.split(each, "")[0]):
+            raise ValueError("several are IPv4 addresses with their ports: one name may have all of them")
+    return value
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
+"""`host:port`, `[::1]:port`, or `:port` for every interface; port 0 is any free one."""
+OptionalListenAddress = Annotated[str, AfterValidator(_check_optional_listen)]
+"""The same, or empty for nothing that listens."""
+TargetAddresses = Annotated[str, AfterValidator(_check_targets)]
+"""Where servers of one kind are called: `host:port`, or IPv4 addresses with ports, comma-separated."""
+
+
+def _check_byte_count(value: object) -> object:
+    # Pydantic takes what begins with a number, whatever follows.
+    if isinstance(value, str) and not _BYTE_COUNT.fullmatch(value.strip()):
+        raise ValueError("must be a number of bytes, such as 1000000, 512MB or 2GiB")
+    return value
+
+
+ByteCount = Annotated[ByteSize, BeforeValidator(_check_byte_count)]
+"""Bytes, with a unit or without: `1024`, `512MB`, `2GiB`."""
+
+
+def _none_if_empty(value: object) -> object:
+    # A path of no characters is the working directory.
+    return None if value == "" else value
+
+
+OptionalPath = Annotated[Path | None, BeforeValidator(_none_if_empty)]
+"""A path; a variable that is empty is as good as one that is unset."""
+
+
+def listed(value: str) -> list[str]:
+    """The parts of a comma-separated setting."""
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def unique_name() -> str:
+    """A name for this process among its kind: its host's, and six random hex digits."""
+    host = subjects.escape(socket.gethostname()).replace("=", "_")[:48]
+    return f"{host}-{uuid.uuid4().hex[:6]}"
+
+
+EXPERT: dict[str, JsonValue] = {"expert": True}
+"""`json_schema_extra` of a setting that few deployments change: the manual lists it in a table of its own."""
+
+
+def setting(
+    default: object,
+    description: str,
+    *,
+    variable: str | None = None,
+    expert: bool = False,
+    **bounds: Any,
+) -> Any:
+    """A setting with a default.
+
+    Args:
+        description: in Markdown, for docs/operations.md.
+        variable: its environment variable, where that is not the service's prefix and the field's name.
+        expert: see `EXPERT`.
+        bounds: what pydantic's `Field` checks: `ge`, `gt`, `le`, `min_length`.
+    """
+    extra = EXPERT if expert else None
+    return Field(
+        default, description=description, validation_alias=variable, json_schema_extra=extra, **bounds
+    )
+
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+Replicas = Literal["auto", "1", "2", "3", "4", "5"]
+
+
+# A variable of this name holds the path of a file with the value, for where the variable itself is empty: a
+# secret need not be in the environment.
+FILE_SUFFIX = "_FILE"
+
+
+class _Environment(EnvSettingsSource):
+    """The environment, and the files that it names.
+
+    JSON that does not parse is left to the field's own check, whose error names the field.
+    """
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        value, key, is_complex = super().get_field_value(field, field_name)
+        prefix = self.settings_cls.model_config.get("env_prefix", "")
+        variable = _variable_of(field, field_name, prefix)
+        path = os.environ.get(variable + FILE_SUFFIX)
+        if not value and path:
+            value = _read(path, variable + FILE_SUFFIX)
+        return value, key, is_complex
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
+
+class ServiceSettings(BaseSettings):
+    """The common part. A service subclasses it and sets its own `env_prefix` for its own fields.
+
+    Descriptions are Markdown: `make docs` writes them into docs/operations.md.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    nats_url: str = setting(
+        "nats://127.0.0.1:4222",
+        "nats-server, or several, comma-separated. Not used by policy",
+        variable="INFERFLUX_NATS_URL",
+        min_length=1,
+    )
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "Redis or Valkey, one, [behind sentinels](fleet.md#redis) or [a cluster](fleet.md#a-redis-cluster): "
+        "of policy, and of the [prefix index](architecture.md#the-prefix-index), which workers and "
+        "schedulers can do without. Gateways need it for the "
+        "[answer cache](architecture.md#the-answer-cache) alone",
+        variable="INFERFLUX_REDIS_URL",
+        min_length=1,
+    )
+    cache_block_tokens: int = setting(
+        16,
+        "tokens of a block in the prefix index. Workers and schedulers need the same",
+        variable="INFERFLUX_CACHE_BLOCK_TOKENS",
+        ge=1,
+        le=1024,
+        expert=True,
+    )
+    service_key: SecretStr = setting(
+        SecretStr(""),
+        "a secret of 16 to 256 characters that all services share: with it gateways "
+        "[prove themselves](policy.md#services) to policy. Several, comma-separated: the first is sent, "
+        "each is accepted. Gateway and policy do not start without one, unless certificates prove the same; "
+        "schedulers and workers need none",
+        variable="INFERFLUX_SERVICE_KEY",
+    )
+    tls_cert: OptionalPath = setting(
+        None,
+        "this process's certificate for [TLS](security.md#tls), PEM: what its servers show, and what it "
+        "shows to servers that ask; unset: its servers speak plain text",
+        variable="INFERFLUX_TLS_CERT",
+    )
+    tls_key: OptionalPath = setting(
+        None, "the key of `INFERFLUX_TLS_CERT`, PEM", variable="INFERFLUX_TLS_KEY"
+    )
+    tls_ca: OptionalPath = setting(
+        None,
+        "CA of the servers that it calls, PEM. It calls policy over TLS if this is set, NATS at a URL of "
+        "`tls://` and Redis at one of `rediss://`; unset: for these, the public CAs of the system",
+        variable="INFERFLUX_TLS_CA",
+    )
+    tls_client_ca: OptionalPath = setting(
+        None,
+        "CA of the certificates that callers of policy must show (mutual TLS), PEM; unset: none is asked for",
+        variable="INFERFLUX_TLS_CLIENT_CA",
+    )
+    reflection: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "whether gRPC servers describe their methods (reflection) to callers with the scope `models`; "
+        "`auto`: without TLS only",
+        variable="INFERFLUX_GRPC_REFLECTION",
+        expert=True,
+    )
+    metrics_listen: ListenAddress = setting(
+        "127.0.0.1:0",
+        "host:port of `/metrics`, `/livez`, `/readyz` and `/healthz`; port 0 takes a free one and logs it",
+        variable="INFERFLUX_METRICS_LISTEN",
+    )
+    log_level: LogLevel = setting(
+        "info", "the least severe lines that are logged", variable="INFERFLUX_LOG_LEVEL"
+    )
+    log_format: Literal["console", "json"] = setting(
+        "console",
+        "`console` for people, `json` for machines; both on stderr",
+        variable="INFERFLUX_LOG_FORMAT",
+    )
+    drain_limit_s: float = setting(
+        30.0,
+        "after SIGTERM, running requests get this long to end",
+        variable="INFERFLUX_DRAIN_LIMIT_S",
+        ge=0,
+        le=3600,
+    )
+    parent_pid_check: bool = setting(
+        False,
+        "end with SIGTERM when the parent process dies (Linux)",
+        variable="INFERFLUX_EXIT_WITH_PARENT",
+        expert=True,
+    )
+    queue_limit: int = setting(
+        4096,
+        "jobs the queue holds; one more is refused with RESOURCE_EXHAUSTED",
+        variable="INFERFLUX_QUEUE_LIMIT",
+        ge=1,
+        le=1_000_000,
+    )
+    tokens_max_age_s: float = setting(
+        300.0, "how long token chunks can be replayed", variable="INFERFLUX_TOKENS_MAX_AGE_S", ge=1, le=86400
+    )
+    tokens_max_bytes: int = setting(
+        128 << 20,
+        "memory for token chunks in nats-server; the oldest go first",
+        variable="INFERFLUX_TOKENS_MAX_BYTES",
+        ge=1 << 20,
+        expert=True,
+    )
+    nats_replicas: Replicas = setting(
+        "auto",
+        "servers that keep each stream of JetStream: `auto`, or 1 to 5. `auto` is 3 in a "
+        "[cluster](fleet.md#nats), and 1 without",
+        variable="INFERFLUX_NATS_REPLICAS",
+    )
+    nats_tokens_replicas: Replicas = setting(
+        "auto",
+        "the same for the token chunks of late readers, which are in memory",
+        variable="INFERFLUX_NATS_TOKENS_REPLICAS",
+        expert=True,
+    )
+    images_max_bytes: ByteCount = setting(
+        4 << 30,
+        "disk of nats-server for the pixels of [images](images.md), which lie there for an hour; more are "
+        "refused until older ones are gone",
+        variable="INFERFLUX_IMAGES_MAX_BYTES",
+        ge=16 << 20,
+        le=1 << 50,
+        expert=True,
+    )
+    # Traces are off while both are empty. OpenTelemetry's own names, so that what is set for a fleet counts.
+    otlp_endpoint: str = setting(
+        "",
+        "OTLP collector over gRPC that takes [traces](#traces), such as `http://collector:4317`; "
+        "empty sends none. Policy makes none",
+        variable="OTEL_EXPORTER_OTLP_ENDPOINT",
+    )
+    otlp_protocol: Literal["grpc", ""] = setting(
+        "grpc",
+        "the only protocol there is; any other stops the start",
+        variable="OTEL_EXPORTER_OTLP_PROTOCOL",
+        expert=True,
+    )
+    trace_file: str = setting(
+        "",
+        "file to append finished spans to, one as JSON per line; empty writes none",
+        variable="INFERFLUX_TRACE_FILE",
+    )
+
+    @model_validator(mode="after")
+    def _has_cert_and_key(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("INFERFLUX_TLS_CERT and INFERFLUX_TLS_KEY go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("INFERFLUX_TLS_CLIENT_CA needs INFERFLUX_TLS_CERT")
+        return self
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _names_a_host(cls, value: str) -> str:
+        if value and _GRPC_URL.fullmatch(value) is None:
+            raise ValueError("must be a URL without a path, such as http://collector:4317")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, _Environment(settings_cls)
+
+    @property
+    def client_tls(self) -> TlsFiles:
+        """With which it calls servers over TLS."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca, variable="INFERFLUX_TLS_CA")
+
+    @property
+    def server_tls(self) -> ServerTls | None:
+        """With which its servers are called over TLS; None for plain text.
+
+        Raises:
+            InvalidArgument: a file cannot be used.
+        """
+        if self.tls_cert is None:
+            return None
+        return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca))
+
+    def has_reflection(self, tls: ServerTls | None) -> bool:
+        """Whether a gRPC server describes its methods."""
+        return self.reflection == "on" or (self.reflection == "auto" and tls is None)
+
+    @property
+    def stream_limits(self) -> StreamLimits:
+        return StreamLimits(
+            queue_limit=self.queue_limit,
+            tokens_max_age_s=self.tokens_max_age_s,
+            tokens_max_bytes=self.tokens_max_bytes,
+            images_max_chunks=self.images_max_bytes // CHUNK_BYTES,
+            replicas=_number_of(self.nats_replicas),
+            tokens_replicas=_number_of(self.nats_tokens_replicas),
+        )
+
+
+def _number_of(replicas: Replicas) -> int:
+    return AUTO if replicas == "auto" else int(replicas)
+
+
+def _read(path: str, variable: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{variable}: cannot read {path}: {error}", field=variable) from None
+
+
+def load(cls: type[S]) -> S:
+    """Read the environment; on a bad value print one line per variable and exit with status 2."""
+    try:
+        return cls()
+    except SettingsError as error:
+        print(error.__cause__ or error, file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    except ValidationError as error:
+        prefix = cls.model_config.get("env_prefix", "")
+        for problem in error.errors(include_url=False):
+            name = str(problem["loc"][0]) if problem["loc"] else "settings"
+            variable, within = _variable(cls, name, prefix), _path(problem["loc"][1:])
+            value = problem.get("input")
+            is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
+            given = f" (given: {_without_password(str(value))!r})" if is_shown else ""
+            print(f"{variable}: {within}{_plain(problem['type'], problem['msg'])}{given}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+
+
+def _path(parts: Sequence[str | int]) -> str:
+    """Where within a value of JSON, with a blank after it."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+    return f"{path.removeprefix('.')} " if path else ""
+
+
+def _plain(kind: str, message: str) -> str:
+    return in_plain_words(kind, message, mapping="a JSON object", sequence="a JSON list")
+
+
+def _without_password(value: str) -> str:
+    """A value in which a URL may have a user and a password, without these."""
+    return re.sub(r"//[^\s,]*@", "//***@", value)
+
+
+def _is_secret(cls: type[ServiceSettings], name: str) -> bool:
+    """Whether a field is a secret, whether pydantic names the field or its alias."""
+    fields = cls.model_fields
+    field = fields.get(name) or next((f for f in fields.values() if f.validation_alias == name), None)
+    return field is not None and field.annotation is SecretStr
+
+
+def misspelt(cls: type[ServiceSettings], names: Iterable[str]) -> dict[str, str]:
+    """Variables that this service does not know and that are nearly ones of its own, each with the nearest.
+
+    Variables of other services pass: their names differ by more than a slip of the hand.
+    """
+    prefix = cls.model_config.get("env_prefix", "")
+    known = {
+        variable.removeprefix(_SUITE_PREFIX): variable
+        for variable in (_variable(cls, name, prefix) for name in cls.model_fields)
+    }
+    found: dict[str, str] = {}
+    for name in names:
+        rest = name.removeprefix(_SUITE_PREFIX)
+        if rest == name or rest in known or rest.removesuffix(FILE_SUFFIX) in known:
+            continue
+        for nearest in difflib.get_close_matches(rest, known, n=1, cutoff=_SLIP):
+            found[name] = known[nearest]
+    return found
+
+
+def _variable(cls: type[ServiceSettings], name: str, prefix: str) -> str:
+    """The environment variable of a field, whether pydantic names the field or its alias."""
+    field = cls.model_fields.get(name)
+    return name if field is None else _variable_of(field, name, prefix)
+
+
+def _variable_of(field: FieldInfo, name: str, prefix: str) -> str:
+    return field.validation_alias if isinstance(field.validation_alias, str) else f"{prefix}{name}".upper()

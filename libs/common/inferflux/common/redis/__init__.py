@@ -1,0 +1,1 @@
+"""The Redis client: one server, sentinels or a cluster behind one URL."""

@@ -1,0 +1,96 @@
+"""A Redis Cluster on this machine, with a password: for tests and benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Self
+
+import redis.asyncio
+import redis.asyncio.cluster
+from redis.crc import key_slot
+
+from inferflux.common.redis.redis_cluster.forming import Member, form
+from inferflux.common.redis.redis_cluster.slots import SlotMap, read_map
+
+from .servers import LOOPBACK, ServerProcess, ValkeyMember, free_port, valkey_command
+
+PASSWORD = "of/servers@1"  # noqa: S105  # of tests
+
+
+class ClusterServers:
+    """Servers that may be killed. Use as an async context manager: inside, all slots are served.
+
+    Args:
+        n_replicas: of each primary.
+        node_timeout_ms: a server that does not answer for this long is taken as lost.
+
+    Attributes:
+        servers: at the start three primaries, then their replicas.
+    """
+
+    def __init__(self, directory: Path, *, n_replicas: int = 0, node_timeout_ms: int = 1000) -> None:
+        self._node_timeout_ms = node_timeout_ms
+        self._members = [Member(LOOPBACK, free_port(), free_port()) for _ in range(3 * (1 + n_replicas))]
+        self.servers = [
+            self._server(member, directory / f"server-{index}") for index, member in enumerate(self._members)
+        ]
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"{LOOPBACK}:{server.port}" for server in self.servers[:3])
+        return f"redis-cluster://:of%2Fservers%401@{hosts}/0"
+
+    async def __aenter__(self) -> Self:
+        for process in self.servers:
+            process.start()
+        for process in self.servers:
+            await asyncio.to_thread(process.wait_ready)
+        await form(self._members, n_primaries=3, password=PASSWORD)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self.servers:
+            process.kill()
+
+    def at(self, index: int) -> redis.asyncio.Redis:
+        """A client of one server."""
+        return redis.asyncio.Redis(port=self.servers[index].port, password=PASSWORD)
+
+    def client_of_all(self) -> redis.asyncio.RedisCluster:
+        """The library's own, which has all commands."""
+        nodes = [redis.asyncio.cluster.ClusterNode(LOOPBACK, each.port) for each in self.servers[:3]]
+        return redis.asyncio.RedisCluster(startup_nodes=nodes, password=PASSWORD)
+
+    async def map(self, index: int = 0) -> SlotMap:
+        """As this server has it."""
+        async with self.at(index) as client:
+            slots = await client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
+            nodes = await client.execute_command("CLUSTER", "NODES")  # type: ignore[no-untyped-call]
+        return read_map(slots, nodes, asked=(LOOPBACK, self.servers[index].port))
+
+    async def primary_of(self, key: str, *, asked: int = 0) -> int:
+        """Which server has a key, as the one that is asked has it."""
+        found = (await self.map(asked)).range_of(key_slot(key.encode()))
+        port = found and found.primary[1]
+        return next(index for index, each in enumerate(self.servers) if each.port == port)
+
+    @staticmethod
+    def replica_of(index: int) -> int:
+        """Of a primary, or of a replica that has become one."""
+        return (index + 3) % 6
+
+    async def replicates(self, index: int) -> None:
+        """Return when this server follows another one."""
+        async with self.at(index) as client, asyncio.timeout(30):
+            while True:
+                state = await client.info("replication")
+                if state.get("master_link_status") == "up":
+                    return
+                await asyncio.sleep(0.02)
+
+    def _server(self, at: Member, directory: Path) -> ServerProcess:
+        port = at.port
+        member = ValkeyMember(at.bus_port, password=PASSWORD, node_timeout_ms=self._node_timeout_ms)
+        command = [*valkey_command(port, directory, member=member), "--requirepass", PASSWORD]
+        return ServerProcess(command, port=port, name="valkey-server", log_path=directory / "log")

@@ -1,0 +1,90 @@
+"""A primary and a replica of Redis, and three sentinels that watch them: for tests and benchmarks.
+
+All on this machine, with passwords.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import redis.asyncio
+
+from .servers import LOOPBACK, ServerProcess, free_port, sentinel_command, valkey_command
+from .watched_ready import primary_port, until_followed, until_watched
+from .watched_servers import N_SENTINELS, SERVICE, Watched
+
+PASSWORD, OF_SENTINELS = "of/servers@1", "of-sentinels"
+
+
+class SentinelServers:
+    """Servers that may be killed. Use as an async context manager: inside, a failover is possible.
+
+    Args:
+        down_after_ms: a primary that does not answer for this long is taken as lost.
+
+    Attributes:
+        servers: two; the first is the primary at the start.
+    """
+
+    def __init__(self, directory: Path, *, down_after_ms: int = 1000) -> None:
+        ports = [free_port(), free_port()]
+        self._watched = Watched((LOOPBACK, ports[0]), PASSWORD, OF_SENTINELS, down_after_ms=down_after_ms)
+        self.servers = [
+            self._server(port, directory / name) for port, name in zip(ports, ("one", "two"), strict=True)
+        ]
+        self.sentinels = [self._sentinel(directory / f"sentinel-{index}") for index in range(N_SENTINELS)]
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"{LOOPBACK}:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://:of%2Fservers%401@{hosts}/{SERVICE}/0?sentinel_password={OF_SENTINELS}"
+
+    async def __aenter__(self) -> Self:
+        await self._start(self.servers)
+        # What follows when a sentinel first asks the primary, it knows at once; what comes later, in 10 s.
+        await self.replicates()
+        await self._start(self.sentinels)
+        at = [(LOOPBACK, each.port) for each in self.sentinels]
+        await until_watched(self._watched, at, n_replicas=1)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in (*self.sentinels, *self.servers):
+            process.kill()
+
+    def at(self, index: int) -> redis.asyncio.Redis:
+        """A client of one server."""
+        return redis.asyncio.Redis(port=self.servers[index].port, password=PASSWORD)
+
+    async def primary_of(self, _key: str) -> int:
+        """Which server is the primary, as a sentinel has it."""
+        port = await primary_port(self._watched, (LOOPBACK, self.sentinels[0].port))
+        return next(i for i, each in enumerate(self.servers) if each.port == port)
+
+    @staticmethod
+    def replica_of(index: int) -> int:
+        """The other one."""
+        return 1 - index
+
+    async def replicates(self, index: int = 1) -> None:
+        """Return when this server follows the other one."""
+        await until_followed(self._watched, [(LOOPBACK, self.servers[index].port)])
+
+    @staticmethod
+    async def _start(processes: Sequence[ServerProcess]) -> None:
+        for process in processes:
+            process.start()
+        for process in processes:
+            await asyncio.to_thread(process.wait_ready)
+
+    def _server(self, port: int, directory: Path) -> ServerProcess:
+        command = [*valkey_command(port, directory, watched=self._watched), "--requirepass", PASSWORD]
+        return ServerProcess(command, port=port, name="valkey-server", log_path=directory / "log")
+
+    def _sentinel(self, directory: Path) -> ServerProcess:
+        port = free_port()
+        command = sentinel_command(port, directory, self._watched)
+        return ServerProcess(command, port=port, name="valkey-sentinel", log_path=directory / "log")

@@ -1,0 +1,1 @@
+"""Texts of prompts and answers: chat templates, answer formats, constraints, guardrails (pure)."""
