@@ -32,7 +32,7 @@ from rich.table import Table
 from inferflux.common.calls import grpc_client
 from inferflux.common.calls.calls import CallContext
 from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port
-from inferflux.gateway.admission import Admission
+from inferflux.gateway.policy.admission import Admission
 from inferflux.v1 import generation_pb2, policy_pb2, policy_pb2_grpc
 
 from .command_line import add_json, make_parser, positive, write_json

@@ -23,9 +23,9 @@ from inferflux.common.text.chat_templates.capabilities import Place
 from inferflux.common.text.chat_templates.sandbox import today
 from inferflux.common.text.chat_templates.switches import SwitchError, switches_of
 from inferflux.common.text.chat_templates.templates import ChatTemplate, Json, TemplateError
-from inferflux.gateway.image_markers import ImageMarkers
-from inferflux.gateway.rendering import Asked, TemplateRenderer
-from inferflux.gateway.tokenizer_fault import TokenizerFaultError
+from inferflux.gateway.tokenizer.image_markers import ImageMarkers
+from inferflux.gateway.tokenizer.rendering import Asked, TemplateRenderer
+from inferflux.gateway.tokenizer.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import inference_pb2
 
 FOLDER = Path(__file__).parents[2] / "shared/data/chat-templates"

@@ -28,7 +28,7 @@ from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.text.constraints.checking import ConstraintError, check_of
 from inferflux.common.text.constraints.compiling import grammar_of, why_failed
 from inferflux.common.text.constraints.schema import NOTHING_MATCHES
-from inferflux.gateway.constraints import Constraints
+from inferflux.gateway.request.constraints import Constraints
 from inferflux.v1 import generation_pb2, model_pb2
 
 Json = Any

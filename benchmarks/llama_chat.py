@@ -27,7 +27,7 @@ from inferflux.common.text.answers.families import syntax_in
 from inferflux.common.text.answers.parser import AnswerParser
 from inferflux.common.text.answers.pieces import CallArguments, CallName, Content, Piece, Reasoning
 from inferflux.common.text.constraints.answers.schemas import parameter_types
-from inferflux.gateway.rendering import Asked, Rendered, Renderer
+from inferflux.gateway.tokenizer.rendering import Asked, Rendered, Renderer
 from inferflux.v1 import generation_pb2, inference_pb2
 
 from .command_line import add_json, make_parser, write_json

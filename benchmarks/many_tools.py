@@ -13,7 +13,7 @@ from typing import Any
 
 from inferflux.common.llama.vocab import Vocab
 from inferflux.common.text.constraints.compiling import Compiler, grammar_of
-from inferflux.gateway.tools import functions_of
+from inferflux.gateway.request.tools import functions_of
 from inferflux.v1 import generation_pb2, inference_pb2
 
 from .right_answers import syntax_of

@@ -35,7 +35,7 @@ from inferflux.common.text.chat_templates.probe import prefix_of, reasoning_of, 
 from inferflux.common.text.chat_templates.templates import ChatTemplate, TemplateError, TemplateRefusedError
 from inferflux.common.text.constraints.checking import ConstraintError
 from inferflux.common.text.constraints.compiling import grammar_of
-from inferflux.gateway.tools import functions_of
+from inferflux.gateway.request.tools import functions_of
 from inferflux.v1 import generation_pb2, inference_pb2
 
 Json = Any

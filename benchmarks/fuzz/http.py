@@ -11,7 +11,7 @@ from contextlib import suppress
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from inferflux.gateway.http.routes import ADMIN
+from inferflux.gateway.http.front.routes import ADMIN
 
 from .findings import Findings
 from .messages import Messages

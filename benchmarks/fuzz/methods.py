@@ -12,8 +12,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from inferflux.common.calls.service_key import SERVICE
-from inferflux.gateway.http.routes import ADMIN
-from inferflux.gateway.rules import rules as gateway_rules
+from inferflux.gateway.grpc.rules import rules as gateway_rules
+from inferflux.gateway.http.front.routes import ADMIN
 from inferflux.policy.rules import RULES as POLICY_RULES
 from inferflux.v1 import admin_pb2, cluster_pb2, embedding_pb2, inference_pb2, model_pb2, policy_pb2
 

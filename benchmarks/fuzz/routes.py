@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from inferflux.gateway.http.anthropic import bodies as anthropic_bodies
-from inferflux.gateway.http.bodies import Body
+from inferflux.gateway.http.front.bodies import Body
+from inferflux.gateway.http.front.routes import ADMIN, ROUTES, RouteRule
 from inferflux.gateway.http.ollama import bodies as ollama_bodies
 from inferflux.gateway.http.openai import bodies
-from inferflux.gateway.http.routes import ADMIN, ROUTES, RouteRule
 
 from .messages import FLOATS, INTEGERS, TEXTS
 

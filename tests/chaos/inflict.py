@@ -25,7 +25,7 @@ _CHILDREN = {"worker": (ENGINE, DISK), "gateway": (TOKENIZER,)}
 _MODULES = {
     ENGINE: "inferflux.worker.engine",
     DISK: "inferflux.worker.engine",
-    TOKENIZER: "inferflux.gateway.tokenizer_process",
+    TOKENIZER: "inferflux.gateway.tokenizer.tokenizer_process",
 }
 
 Say = Callable[[str], None]

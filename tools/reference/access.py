@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from inferflux.common.calls.grpc_rules import OPEN_RULES, MethodRule
 from inferflux.common.calls.service_key import SERVICE
 from inferflux.common.contract.callers.scopes import SCOPES, expanded
-from inferflux.gateway.http.routes import ROUTES
-from inferflux.gateway.rules import rules as gateway_rules
+from inferflux.gateway.grpc.rules import rules as gateway_rules
+from inferflux.gateway.http.front.routes import ROUTES
 from inferflux.policy.oidc.issuer import Issuer
 from inferflux.policy.roles import BUILTIN
 from inferflux.policy.rules import RULES as POLICY_RULES

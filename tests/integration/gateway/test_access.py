@@ -19,8 +19,8 @@ from inferflux.common.calls.service_key import SERVICE
 from inferflux.common.contract.callers.policy_methods import FOR_SERVICES
 from inferflux.common.contract.callers.scopes import Scope, expanded
 from inferflux.common.contract.errors import from_rpc
-from inferflux.gateway.http.routes import ADMIN, ROUTES, RouteRule
-from inferflux.gateway.rules import rules as gateway_rules
+from inferflux.gateway.grpc.rules import rules as gateway_rules
+from inferflux.gateway.http.front.routes import ADMIN, ROUTES, RouteRule
 from inferflux.policy.rules import RULES as POLICY_RULES
 from inferflux.v1 import admin_pb2, cluster_pb2, embedding_pb2, inference_pb2, model_pb2, policy_pb2
 

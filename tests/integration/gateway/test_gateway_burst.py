@@ -16,7 +16,7 @@ from harness.policy import SERVICE_KEY
 from inferflux.common.calls import grpc_client
 from inferflux.common.calls.calls import CallContext
 from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unauthenticated, to_status
-from inferflux.gateway.admission import Admission
+from inferflux.gateway.policy.admission import Admission
 from inferflux.v1 import model_pb2, policy_pb2
 
 CALL = CallContext("r1", credential="ifx_" + "A" * 43)

@@ -17,8 +17,8 @@ from harness.scripted_admin import ScriptedAdmin
 from schemathesis import Case, GenerationMode
 
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.gateway.http.openapi import document
-from inferflux.gateway.http.routes import ADMIN
+from inferflux.gateway.http.docs.openapi import document
+from inferflux.gateway.http.front.routes import ADMIN
 
 # What becomes of a plain request, where it is not 200 each time: there is nothing to remove the second time.
 REMOVES = {"RevokeApiKey", "DeleteRole", "DeleteRateLimit", "DeleteGuardrails"}

@@ -12,7 +12,7 @@ from harness.gateway import Backend, GatewayProcess, StartGateway, started, toke
 from harness.http_client import HttpClient, chat_body
 from harness.websocket_client import WebSocket
 
-from inferflux.gateway.http.json_size import MAX_NAMES, MAX_VALUES
+from inferflux.gateway.http.front.json_size import MAX_NAMES, MAX_VALUES
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"

@@ -14,7 +14,7 @@ from harness.gateway import Backend, GatewayProcess, StartGateway
 from schemathesis import Case, GenerationMode
 
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.gateway.http.openapi import OPERATIONS, document
+from inferflux.gateway.http.docs.openapi import OPERATIONS, document
 from inferflux.v1 import model_pb2
 
 PLAIN: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from harness.policy import AsService, PolicyProcess
 
-from inferflux.gateway.policy_channel import open_policy_channel
+from inferflux.gateway.policy.policy_channel import open_policy_channel
 from inferflux.policy import keys
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 

@@ -15,8 +15,8 @@ from harness.gateway import until
 from harness.gguf_files import Gguf, text, texts, tiny_model
 
 from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unavailable
-from inferflux.gateway.model_tokenizer import TokenizerLimits
-from inferflux.gateway.tokenizers import Tokenizers
+from inferflux.gateway.tokenizer.model_tokenizer import TokenizerLimits
+from inferflux.gateway.tokenizer.tokenizers import Tokenizers
 from inferflux.v1.generation_pb2 import StructuredConstraint as Constraint
 
 ABORTS = tiny_model().having(
@@ -78,7 +78,7 @@ async def test_it_is_not_started_again_and_again(clients: Clients, monkeypatch: 
         starts += 1
         return popen(command, **kwargs)
 
-    monkeypatch.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", counted)
+    monkeypatch.setattr("inferflux.gateway.tokenizer.tokenizer_child.subprocess.Popen", counted)
     for _ in range(50):
         with pytest.raises(Unavailable, match="GGML_ASSERT"):
             await client.tokenize("bad", "he", 100)
@@ -140,7 +140,7 @@ async def test_a_system_that_starts_no_process_is_told_until_it_does(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", refused)
+        patched.setattr("inferflux.gateway.tokenizer.tokenizer_child.subprocess.Popen", refused)
         with pytest.raises(Unavailable, match="cannot be started"):
             await works(client)
         assert "cannot be started" in client.revive()
@@ -157,7 +157,7 @@ async def test_a_refused_start_counts_no_more_when_another_process_was_started(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     with monkeypatch.context() as patched:
-        patched.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", refused)
+        patched.setattr("inferflux.gateway.tokenizer.tokenizer_child.subprocess.Popen", refused)
         with pytest.raises(Unavailable, match="cannot be started"):
             await works(client, "other")
     await works(client)
@@ -168,8 +168,8 @@ async def test_a_model_more_than_are_remembered_is_refused_while_all_are_asked(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be loaded has no process while its callers still wait for the error."""
-    monkeypatch.setattr("inferflux.gateway.tokenizers._MAX_REMEMBERED", 0)
-    monkeypatch.setattr("inferflux.gateway.model_tokenizer.ModelTokenizer.is_idle", False)
+    monkeypatch.setattr("inferflux.gateway.tokenizer.tokenizers._MAX_REMEMBERED", 0)
+    monkeypatch.setattr("inferflux.gateway.tokenizer.model_tokenizer.ModelTokenizer.is_idle", False)
     client = clients({"bad": THROWS, "good": tiny_model()}, TokenizerLimits(processes=1))
     with pytest.raises(Unavailable):
         await client.load("bad")
@@ -191,7 +191,7 @@ async def test_a_start_that_is_cancelled_leaves_no_process(
     async def wait(**_kwargs: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("inferflux.gateway.tokenizer_child.subprocess.Popen", noted)
+    monkeypatch.setattr("inferflux.gateway.tokenizer.tokenizer_child.subprocess.Popen", noted)
     monkeypatch.setattr("inferflux.common.process.child.frames.asyncio.open_connection", wait)
     client = clients({"good": tiny_model()})
     loading = asyncio.create_task(client.load("good"))

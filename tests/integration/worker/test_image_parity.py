@@ -29,8 +29,8 @@ from inferflux.common.contract.requests.images import image_id
 from inferflux.common.contract.requests.sounds import unpacked_sound
 from inferflux.common.llama.native import llama
 from inferflux.gateway.images.sound_decoder import decode, split
-from inferflux.gateway.tokenizer import PromptIds, Tokenizer
-from inferflux.gateway.tokenizer_fault import TokenizerFaultError
+from inferflux.gateway.tokenizer.tokenizer import PromptIds, Tokenizer
+from inferflux.gateway.tokenizer.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import engine_pb2, inference_pb2, tokenizer_pb2, worker_pb2
 from inferflux.worker.engine.native import Backend
 from inferflux.worker.mmproj_file import read_projection

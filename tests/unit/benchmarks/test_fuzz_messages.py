@@ -12,7 +12,7 @@ from benchmarks.fuzz.findings import Findings
 from benchmarks.fuzz.messages import Messages
 from benchmarks.fuzz.methods import methods
 from benchmarks.fuzz.routes import Bodies, client_routes, known_fields
-from inferflux.gateway.http.routes import ADMIN, ROUTES
+from inferflux.gateway.http.front.routes import ADMIN, ROUTES
 
 
 def test_a_seed_draws_the_same_messages() -> None:

@@ -11,7 +11,7 @@ from inferflux.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text()
-# `gateway/submit.py` stands for services/gateway/inferflux/gateway/submit.py.
+# `gateway/request/submit.py` stands for services/gateway/inferflux/gateway/request/submit.py.
 SERVICE_PATHS = sorted(set(re.findall(r"`((?:gateway|policy|scheduler|worker)/[\w./]*)`", README)))
 TREE_PATHS = sorted(set(re.findall(r"`((?:libs|protos|docs|examples|models)/[\w./-]*|[\w-]+\.yml)`", README)))
 

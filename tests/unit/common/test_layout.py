@@ -238,5 +238,5 @@ def test_a_service_without_grpc_does_not_pay_for_it(module: str) -> None:
 
 def test_the_gateways_pipeline_knows_no_grpc() -> None:
     """Another front, of another protocol, uses it as it is."""
-    code = "import sys, inferflux.gateway.pipeline; sys.exit('grpc' in sys.modules)"
+    code = "import sys, inferflux.gateway.request.pipeline; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

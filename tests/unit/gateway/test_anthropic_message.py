@@ -16,9 +16,9 @@ from inferflux.common.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
-from inferflux.gateway.http.anthropic.errors import to_http
 from inferflux.gateway.http.anthropic.message import MessageAnswer, MessageStream
-from inferflux.gateway.http.error_shapes import shape_of
+from inferflux.gateway.http.errors.anthropic import to_http
+from inferflux.gateway.http.errors.shapes import shape_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk

@@ -11,8 +11,8 @@ import pytest
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.anthropic.bodies import MessagesBody
 from inferflux.gateway.http.anthropic.request import Prompt, to_request
-from inferflux.gateway.http.bodies import parse
-from inferflux.gateway.http.errors import in_words_of
+from inferflux.gateway.http.errors.errors import in_words_of
+from inferflux.gateway.http.front.bodies import parse
 from inferflux.gateway.http.openai import chat
 from inferflux.gateway.http.openai.bodies import ChatBody
 from inferflux.gateway.http.openai.served import MESSAGE

@@ -6,8 +6,8 @@ from harness.answer_syntaxes import HERMES, with_thoughts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.gateway.chat_reader import ChatReader, Rest, format_of, has_format
-from inferflux.gateway.tools import ToolUse
+from inferflux.gateway.request.chat_reader import ChatReader, Rest, format_of, has_format
+from inferflux.gateway.request.tools import ToolUse
 from inferflux.v1 import generation_pb2, inference_pb2, tokenizer_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk

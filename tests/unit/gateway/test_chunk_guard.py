@@ -11,7 +11,7 @@ from inferflux.api.stream_state import StreamState, Verdict
 from inferflux.common.text.guardrails.compiled import CompiledRules
 from inferflux.common.text.guardrails.rules import Entry, RuleSet
 from inferflux.common.text.guardrails.stream import StreamGuard
-from inferflux.gateway.chunk_guard import ChunkGuard
+from inferflux.gateway.stream.chunk_guard import ChunkGuard
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from inferflux.gateway.control_texts import ControlTexts
+from inferflux.gateway.tokenizer.control_texts import ControlTexts
 
 SPELLINGS = {"<s>", "</s>", "<|im_end|>", "<|im_start|>", "|>x", "[INST]", "<s"}
 

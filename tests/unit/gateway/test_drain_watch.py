@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.gateway.drain_watch import DrainWatch
+from inferflux.gateway.operator.drain_watch import DrainWatch
 from inferflux.v1 import scheduler_pb2
 
 READY = scheduler_pb2.WORKER_STATE_READY

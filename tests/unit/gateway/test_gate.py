@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from inferflux.common.contract.errors import ResourceExhausted
-from inferflux.gateway.gate import Gate
+from inferflux.gateway.policy.gate import Gate
 
 
 class Visits:

@@ -18,18 +18,18 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import AlreadyExists, InferFluxError, ResourceExhausted, Unavailable
 from inferflux.common.process.tasks import Background
 from inferflux.common.tracing import OFF
-from inferflux.gateway.call import Call
-from inferflux.gateway.caller import Caller
-from inferflux.gateway.canceller import Canceller
-from inferflux.gateway.generation import Generation, Services
-from inferflux.gateway.ledger import Ledger
 from inferflux.gateway.metrics import GatewayMetrics
-from inferflux.gateway.readers import ReaderReports
-from inferflux.gateway.relay import RelayLimits
-from inferflux.gateway.reservations import Reservations
-from inferflux.gateway.stream_guards import StreamGuards
-from inferflux.gateway.streams import Streams
-from inferflux.gateway.submit import Submitter
+from inferflux.gateway.policy.caller import Caller
+from inferflux.gateway.policy.ledger import Ledger
+from inferflux.gateway.policy.reservations import Reservations
+from inferflux.gateway.request.call import Call
+from inferflux.gateway.request.generation import Generation, Services
+from inferflux.gateway.request.streams import Streams
+from inferflux.gateway.request.submit import Submitter
+from inferflux.gateway.stream.canceller import Canceller
+from inferflux.gateway.stream.readers import ReaderReports
+from inferflux.gateway.stream.relay import RelayLimits
+from inferflux.gateway.stream.stream_guards import StreamGuards
 from inferflux.v1 import (
     answers_pb2,
     generation_pb2,
@@ -280,7 +280,7 @@ async def test_the_terminal_chunk_names_the_attempt_whatever_the_scheduler_answe
 
 async def test_chunks_that_are_stored_after_the_first_look_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """No scheduler knows an answer from the cache, and its chunks may be resumed before they are stored."""
-    monkeypatch.setattr("inferflux.gateway.generation._RESUME_WAIT_S", 0.01)
+    monkeypatch.setattr("inferflux.gateway.request.generation._RESUME_WAIT_S", 0.01)
     stage = Stage()
     stage.bus.stored, stage.bus.looks_before_stored = [finished("a1")], 1
     async with stage.generation("Resume") as generation:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 
-from inferflux.gateway.http.home_page import PAGE, POLICY
+from inferflux.gateway.http.paths.home_page import PAGE, POLICY
 
 
 def digest(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inferflux.gateway.hosts import LIVE_S, HostDirectory
+from inferflux.gateway.models.hosts import LIVE_S, HostDirectory
 from inferflux.v1 import host_pb2, model_pb2
 
 REGISTERED, READY = model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_READY

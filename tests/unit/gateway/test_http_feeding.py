@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from inferflux.gateway.http.feeding import Feeder, Pace
+from inferflux.gateway.http.front.feeding import Feeder, Pace
 
 PIECE_BYTES = 4
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, WebSocketRoute
 
-from inferflux.gateway.admin_methods import AdminMethod
+from inferflux.gateway.grpc.rules import ADMIN_METHODS, ADMIN_RULES, rules
 from inferflux.gateway.http.app import build_app
-from inferflux.gateway.http.openapi import OPERATIONS
-from inferflux.gateway.http.routes import ADMIN, ROUTES, UNDESCRIBED
-from inferflux.gateway.rules import ADMIN_METHODS, ADMIN_RULES, rules
+from inferflux.gateway.http.docs.openapi import OPERATIONS
+from inferflux.gateway.http.front.routes import ADMIN, ROUTES, UNDESCRIBED
+from inferflux.gateway.operator.admin_methods import AdminMethod
 
 
 def served() -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.gateway.image_markers import ImageMarkers
+from inferflux.gateway.tokenizer.image_markers import ImageMarkers
 
 
 def test_a_prompt_is_cut_where_its_images_are() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.gateway.http.errors import BodyTooLarge
-from inferflux.gateway.http.json_size import MAX_NAMES, MAX_VALUES, JsonSize, check_json_size
+from inferflux.gateway.http.errors.errors import BodyTooLarge
+from inferflux.gateway.http.front.json_size import MAX_NAMES, MAX_VALUES, JsonSize, check_json_size
 
 TEXTS = st.text(alphabet='ab\\",[]{}:\n\u00e9\ud7ff', max_size=8)
 VALUES = st.recursive(

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from inferflux.common.calls.audit.writer import NO_AUDIT
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument, Unavailable
 from inferflux.common.process.tasks import Background
-from inferflux.gateway.ledger import RETRIES_S, FinishedRequest, Ledger
+from inferflux.gateway.policy.ledger import RETRIES_S, FinishedRequest, Ledger
 from inferflux.v1 import generation_pb2, policy_pb2
 
 FINISHED = FinishedRequest(

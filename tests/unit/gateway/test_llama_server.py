@@ -9,7 +9,7 @@ import pytest
 from harness.projectors import picture
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.exchange import to_json
+from inferflux.gateway.http.front.exchange import to_json
 from inferflux.gateway.http.llama_server.bodies import CompletionBody, InfillBody
 from inferflux.gateway.http.llama_server.completion import (
     CompletionAnswer,
@@ -19,7 +19,7 @@ from inferflux.gateway.http.llama_server.completion import (
     to_infill,
 )
 from inferflux.gateway.http.openai.answers import Head
-from inferflux.gateway.http.reading import parse
+from inferflux.gateway.http.paths.reading import parse
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 STOP = generation_pb2.FINISH_REASON_STOP

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.gateway.load_backoff import LoadBackoff
+from inferflux.gateway.tokenizer.load_backoff import LoadBackoff
 
 
 def test_one_failure_is_tried_again_at_once_more_wait_longer_and_longer() -> None:

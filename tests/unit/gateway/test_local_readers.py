@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.gateway.readers import LocalReaders
+from inferflux.gateway.stream.readers import LocalReaders
 from inferflux.v1 import scheduler_pb2
 
 

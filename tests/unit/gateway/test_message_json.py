@@ -9,7 +9,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.message_json import parse_message
+from inferflux.gateway.http.paths.message_json import parse_message
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.contract.messages.hosts import chosen_digest
-from inferflux.gateway.hosts import HostDirectory
-from inferflux.gateway.model_health import GRACE_S, ModelHealth, ModelTally
+from inferflux.gateway.models.hosts import HostDirectory
+from inferflux.gateway.models.model_health import GRACE_S, ModelHealth, ModelTally
 from inferflux.v1 import host_pb2, model_pb2
 
 REGISTERED, LOADING, READY, FAILED = (

@@ -12,9 +12,9 @@ from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.contract.known_workers import MAX_WORKERS
-from inferflux.gateway.caller import Caller
-from inferflux.gateway.hosts import LIVE_S
-from inferflux.gateway.models import REMEMBERED_S, ModelRegistry, ModelTable
+from inferflux.gateway.models.hosts import LIVE_S
+from inferflux.gateway.models.models import REMEMBERED_S, ModelRegistry, ModelTable
+from inferflux.gateway.policy.caller import Caller
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 READY, LOADING, DRAINING = (

@@ -9,8 +9,9 @@ import pytest
 from ollama import ChatResponse, GenerateResponse, ListResponse, ProcessResponse, ShowResponse
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.bodies import parse
-from inferflux.gateway.http.errors import in_words_of
+from inferflux.gateway.http.errors.errors import in_words_of
+from inferflux.gateway.http.errors.ollama import to_http
+from inferflux.gateway.http.front.bodies import parse
 from inferflux.gateway.http.ollama import models, request
 from inferflux.gateway.http.ollama.answer import Head, LineStream, WholeAnswer, chat_says, generate_says
 from inferflux.gateway.http.ollama.bodies import (
@@ -19,7 +20,6 @@ from inferflux.gateway.http.ollama.bodies import (
     OllamaEmbeddingsBody,
     OllamaGenerateBody,
 )
-from inferflux.gateway.http.ollama.errors import to_http
 from inferflux.gateway.http.openai.served import OLLAMA
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, tokens_pb2
 

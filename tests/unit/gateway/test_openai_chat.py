@@ -10,15 +10,15 @@ from pydantic import ValidationError
 
 from inferflux.common.calls.calls import CallContext
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument
-from inferflux.gateway.http.answering import of_choice_context
-from inferflux.gateway.http.errors import in_words_of, path_of
+from inferflux.gateway.http.errors.errors import in_words_of, path_of
 from inferflux.gateway.http.openai import chat
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.bodies import ChatBody, StreamOptions
 from inferflux.gateway.http.openai.params import priority_of, tier_of
-from inferflux.gateway.http.reading import parse
-from inferflux.gateway.template_messages import template_tools
-from inferflux.gateway.tools import tool_use_of
+from inferflux.gateway.http.paths.answering import of_choice_context
+from inferflux.gateway.http.paths.reading import parse
+from inferflux.gateway.request.tools import tool_use_of
+from inferflux.gateway.tokenizer.template_messages import template_tools
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 HEAD = Head("chatcmpl-1", "demo", 7)

@@ -11,7 +11,7 @@ from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.openai import completions, tokens
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.bodies import CompletionBody, DetokenizeBody, StreamOptions, TokenizeBody
-from inferflux.gateway.http.reading import parse
+from inferflux.gateway.http.paths.reading import parse
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 HEAD = Head("cmpl-1", "demo", 7)

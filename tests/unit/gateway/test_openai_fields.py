@@ -8,11 +8,11 @@ import pytest
 from harness.deploy import ROOT
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import in_words_of
-from inferflux.gateway.http.exchange import to_json
+from inferflux.gateway.http.errors.errors import in_words_of
+from inferflux.gateway.http.front.exchange import to_json
 from inferflux.gateway.http.openai import chat, completions, fields
 from inferflux.gateway.http.openai.bodies import ChatBody, CompletionBody
-from inferflux.gateway.http.reading import parse
+from inferflux.gateway.http.paths.reading import parse
 from inferflux.v1 import generation_pb2, inference_pb2
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -10,11 +10,12 @@ import pytest
 from harness.projectors import picture, tone
 
 from inferflux.common.contract.errors import InvalidArgument, Unavailable, to_http
-from inferflux.gateway.http.errors import in_words_of
-from inferflux.gateway.http.openai import generate, responses
+from inferflux.gateway.http.docs.openapi import OPERATIONS, document, page
+from inferflux.gateway.http.errors.errors import in_words_of
+from inferflux.gateway.http.openai import generate
 from inferflux.gateway.http.openai.bodies import GenerateBody, ResponsesBody
-from inferflux.gateway.http.openapi import OPERATIONS, document, page
-from inferflux.gateway.http.reading import parse
+from inferflux.gateway.http.openai.responses import responses
+from inferflux.gateway.http.paths.reading import parse
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 

@@ -9,10 +9,11 @@ import pytest
 from harness.deploy import ROOT
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.exchange import to_json
-from inferflux.gateway.http.openai import chat, completions, generate, responses, served
+from inferflux.gateway.http.front.exchange import to_json
+from inferflux.gateway.http.openai import chat, completions, generate, served
 from inferflux.gateway.http.openai.bodies import ChatBody, CompletionBody, GenerateBody, ResponsesBody
-from inferflux.gateway.http.reading import parse
+from inferflux.gateway.http.openai.responses import responses
+from inferflux.gateway.http.paths.reading import parse
 
 Ask = Callable[..., Any]
 FUNCTION = {"type": "function", "function": {"name": "f"}}

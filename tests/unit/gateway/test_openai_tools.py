@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import in_words_of
-from inferflux.gateway.http.openai import chat, custom_tools, responses
+from inferflux.gateway.http.errors.errors import in_words_of
+from inferflux.gateway.http.openai import chat, custom_tools
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.bodies import ChatBody, ResponsesBody
-from inferflux.gateway.http.reading import parse
-from inferflux.gateway.tools import tool_use_of
+from inferflux.gateway.http.openai.responses import responses
+from inferflux.gateway.http.paths.reading import parse
+from inferflux.gateway.request.tools import tool_use_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 F: dict[str, Any] = {"type": "function", "function": {"name": "f"}}

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from inferflux.gateway.http import docs_page, routes
+from inferflux.gateway.grpc.rules import ADMIN_METHODS
 from inferflux.gateway.http.anthropic.bodies import MessagesBody, PromptBody
 from inferflux.gateway.http.anthropic.request import Prompt, to_request
-from inferflux.gateway.http.exchange import to_json
-from inferflux.gateway.http.message_json import parse_message
+from inferflux.gateway.http.docs import docs_page
+from inferflux.gateway.http.docs.openapi import document, page
+from inferflux.gateway.http.docs.openapi_fields import EXAMPLES, MEANINGS
+from inferflux.gateway.http.front import routes
+from inferflux.gateway.http.front.exchange import to_json
 from inferflux.gateway.http.ollama import request as ollama
 from inferflux.gateway.http.ollama.bodies import (
     OllamaChatBody,
@@ -23,20 +26,10 @@ from inferflux.gateway.http.ollama.bodies import (
     OllamaGenerateBody,
     OllamaShowBody,
 )
-from inferflux.gateway.http.openai import (
-    bodies,
-    chat,
-    completions,
-    embeddings,
-    generate,
-    responses,
-    served,
-    tokens,
-)
-from inferflux.gateway.http.openapi import document, page
-from inferflux.gateway.http.openapi_fields import EXAMPLES, MEANINGS
-from inferflux.gateway.http.reading import parse
-from inferflux.gateway.rules import ADMIN_METHODS
+from inferflux.gateway.http.openai import bodies, chat, completions, embeddings, generate, served, tokens
+from inferflux.gateway.http.openai.responses import responses
+from inferflux.gateway.http.paths.message_json import parse_message
+from inferflux.gateway.http.paths.reading import parse
 
 
 def fields_of(schema: str) -> dict[str, Any]:

@@ -30,23 +30,23 @@ from inferflux.common.contract.errors import (
 )
 from inferflux.common.process.tasks import Background
 from inferflux.common.tracing import OFF
-from inferflux.gateway.caller import Caller
-from inferflux.gateway.canceller import Canceller
-from inferflux.gateway.control_texts import ControlTexts
-from inferflux.gateway.generation import Services
-from inferflux.gateway.ledger import Ledger
 from inferflux.gateway.metrics import GatewayMetrics
-from inferflux.gateway.models import ModelRegistry
-from inferflux.gateway.pipeline import Pipeline
-from inferflux.gateway.readers import ReaderReports
-from inferflux.gateway.relay import RelayLimits
-from inferflux.gateway.reservations import Reservations
-from inferflux.gateway.splits import Splits
-from inferflux.gateway.stream_guards import StreamGuards
-from inferflux.gateway.streams import Streams
-from inferflux.gateway.submit import Submitter
-from inferflux.gateway.template_messages import template_messages
-from inferflux.gateway.tools import check_calls, tool_use_of
+from inferflux.gateway.models.models import ModelRegistry
+from inferflux.gateway.models.splits import Splits
+from inferflux.gateway.policy.caller import Caller
+from inferflux.gateway.policy.ledger import Ledger
+from inferflux.gateway.policy.reservations import Reservations
+from inferflux.gateway.request.generation import Services
+from inferflux.gateway.request.pipeline import Pipeline
+from inferflux.gateway.request.streams import Streams
+from inferflux.gateway.request.submit import Submitter
+from inferflux.gateway.request.tools import check_calls, tool_use_of
+from inferflux.gateway.stream.canceller import Canceller
+from inferflux.gateway.stream.readers import ReaderReports
+from inferflux.gateway.stream.relay import RelayLimits
+from inferflux.gateway.stream.stream_guards import StreamGuards
+from inferflux.gateway.tokenizer.control_texts import ControlTexts
+from inferflux.gateway.tokenizer.template_messages import template_messages
 from inferflux.v1 import (
     generation_pb2,
     guardrails_pb2,
@@ -542,7 +542,7 @@ async def resumed(stage: Stage, request_id: str) -> list[int]:
 async def test_a_queued_request_without_a_chunk_is_resumed_by_what_the_scheduler_knows(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferflux.gateway.generation._RESUME_WAIT_S", 0.05)
+    monkeypatch.setattr("inferflux.gateway.request.generation._RESUME_WAIT_S", 0.05)
     stage.backend.reader_replies["r1"] = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a1")
     answer = asyncio.create_task(resumed(stage, "r1"))
     await until(lambda: any(n.joined.request.request_id == "r1" for n in stage.backend.reader_notices))
@@ -556,7 +556,7 @@ async def test_a_queued_request_without_a_chunk_is_resumed_by_what_the_scheduler
 async def test_a_request_of_which_no_scheduler_can_tell_is_unavailable_and_an_unknown_one_not_found(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferflux.gateway.generation._RESUME_WAIT_S", 0.05)
+    monkeypatch.setattr("inferflux.gateway.request.generation._RESUME_WAIT_S", 0.05)
     with pytest.raises(NotFound) as unknown:
         await resumed(stage, "r1")
     assert unknown.value.reason == "UNKNOWN_REQUEST"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from inferflux.common.contract.errors import InferFluxError, PermissionDenied, Unavailable
-from inferflux.gateway.policy_questions import MOST_REQUESTS, PolicyQuestions
+from inferflux.gateway.policy.policy_questions import MOST_REQUESTS, PolicyQuestions
 from inferflux.v1 import policy_pb2
 
 Outcome = policy_pb2.AdmitResponse | InferFluxError

@@ -11,8 +11,8 @@ from harness.shared_templates import needs_templates, of_each_template, template
 
 from inferflux.common.text.chat_templates.capabilities import Place
 from inferflux.common.text.chat_templates.switches import SwitchError, switches_of
-from inferflux.gateway.image_markers import ImageMarkers
-from inferflux.gateway.rendering import Asked, TemplateRenderer
+from inferflux.gateway.tokenizer.image_markers import ImageMarkers
+from inferflux.gateway.tokenizer.rendering import Asked, TemplateRenderer
 from inferflux.v1 import inference_pb2
 
 pytestmark = needs_templates

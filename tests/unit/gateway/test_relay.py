@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from inferflux.common.contract.errors import InferFluxError, Unavailable
-from inferflux.gateway.relay import Relay, RelayLimits
+from inferflux.gateway.stream.relay import Relay, RelayLimits
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from harness.gateway import until
 
 from inferflux.common.contract.errors import Unavailable
-from inferflux.gateway.reservations import Reservations
+from inferflux.gateway.policy.reservations import Reservations
 from inferflux.v1 import policy_pb2
 
 

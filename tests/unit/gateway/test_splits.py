@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.splits import Splits, Sticky, read_splits
+from inferflux.gateway.models.splits import Splits, Sticky, read_splits
 
 N = 4000
 TENANTS = [f"tenant-{i}" for i in range(N)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from starlette.types import Message
 
-from inferflux.gateway.http.exchange import Exchange
+from inferflux.gateway.http.front.exchange import Exchange
+from inferflux.gateway.http.front.sse import EventStream
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.chat import ChatStream
-from inferflux.gateway.http.sse import EventStream
 
 
 class Client:

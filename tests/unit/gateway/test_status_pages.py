@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from inferflux.common.bus.scheduler_status import together
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.status_pages import Place, cut, parse_token
+from inferflux.gateway.operator.status_pages import Place, cut, parse_token
 from inferflux.v1 import cluster_pb2, scheduler_pb2
 
 ids = st.lists(st.text("abc", min_size=1, max_size=3), unique=True, max_size=12)

@@ -6,8 +6,8 @@ import pytest
 
 from inferflux.common.contract.errors import Unavailable
 from inferflux.common.text.guardrails.compiled import Finding, Kind
-from inferflux.gateway.chunk_guard import ChunkGuard
-from inferflux.gateway.stream_guards import StreamGuards, model_told_by
+from inferflux.gateway.stream.chunk_guard import ChunkGuard
+from inferflux.gateway.stream.stream_guards import StreamGuards, model_told_by
 from inferflux.v1 import generation_pb2, guardrails_pb2, tokens_pb2
 
 Set = guardrails_pb2.Guardrails

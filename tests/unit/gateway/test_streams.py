@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from inferflux.common.contract.errors import ResourceExhausted, Unavailable
-from inferflux.gateway.streams import Streams
+from inferflux.gateway.request.streams import Streams
 
 
 async def hold(streams: Streams, release: asyncio.Event, tenant: str = "acme") -> str:

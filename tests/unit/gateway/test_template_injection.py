@@ -9,8 +9,8 @@ import pytest
 from harness import chat_templates
 from harness.tokenizers import write_tokenizer
 
-from inferflux.gateway.rendering import Asked
-from inferflux.gateway.tokenizer import Tokenizer
+from inferflux.gateway.tokenizer.rendering import Asked
+from inferflux.gateway.tokenizer.tokenizer import Tokenizer
 from inferflux.v1 import inference_pb2
 
 Message = inference_pb2.ChatMessage

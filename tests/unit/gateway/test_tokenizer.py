@@ -19,8 +19,8 @@ from harness.projectors import (
 from harness.tokenizers import write_tokenizer
 
 from inferflux.common.contract.requests.images import check_images, image_id, placeholders
-from inferflux.gateway.tokenizer import MAX_RUN_CHARS, Tokenizer, check_runs
-from inferflux.gateway.tokenizer_fault import TokenizerFaultError
+from inferflux.gateway.tokenizer.tokenizer import MAX_RUN_CHARS, Tokenizer, check_runs
+from inferflux.gateway.tokenizer.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import inference_pb2, tokenizer_pb2
 from inferflux.worker.mmproj_file import read_projection
 

@@ -14,8 +14,8 @@ from inferflux.common.text.chat_templates.conversation import as_read
 from inferflux.common.text.chat_templates.generic_tools import with_generic_tools
 from inferflux.common.text.chat_templates.probe import reasoning_of, tool_support
 from inferflux.common.text.chat_templates.templates import ChatTemplate
-from inferflux.gateway.control_texts import ControlTexts
-from inferflux.gateway.template_messages import template_messages, template_tools
+from inferflux.gateway.tokenizer.control_texts import ControlTexts
+from inferflux.gateway.tokenizer.template_messages import template_messages, template_tools
 from inferflux.v1 import generation_pb2, inference_pb2
 
 Message = inference_pb2.ChatMessage

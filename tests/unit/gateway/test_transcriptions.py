@@ -13,7 +13,7 @@ from inferflux.gateway.http.openai.transcriptions import (
     fields_of,
     to_request,
 )
-from inferflux.gateway.http.reading import parse
+from inferflux.gateway.http.paths.reading import parse
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 KIND = "multipart/form-data; boundary=x-1"

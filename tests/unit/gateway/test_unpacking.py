@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.unpacking import UnknownEncoding, unpacker
+from inferflux.gateway.http.front.unpacking import UnknownEncoding, unpacker
 
 TEXT = b'{"prompt": "a"}' * 100
 

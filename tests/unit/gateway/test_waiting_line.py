@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.gateway.waiting_line import WaitingLine
+from inferflux.gateway.policy.waiting_line import WaitingLine
 
 
 def order(line: WaitingLine[str]) -> list[str]:

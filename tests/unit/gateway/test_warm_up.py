@@ -8,8 +8,8 @@ import pytest
 
 from inferflux.common.contract.errors import Unavailable
 from inferflux.common.process.tasks import Background
-from inferflux.gateway import warm_up
-from inferflux.gateway.warm_up import WarmUp
+from inferflux.gateway.tokenizer import warm_up
+from inferflux.gateway.tokenizer.warm_up import WarmUp
 
 
 class SlowText:

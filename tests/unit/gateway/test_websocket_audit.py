@@ -11,10 +11,10 @@ from starlette.types import Message
 from inferflux.common.calls.audit.writer import AuditTrail
 from inferflux.common.calls.calls import CallContext
 from inferflux.common.contract.errors import Unauthenticated
-from inferflux.gateway.caller import Caller
-from inferflux.gateway.http.endpoint import Edge
-from inferflux.gateway.http.reading import BodyReader
-from inferflux.gateway.http.websocket import WebSocketEndpoint
+from inferflux.gateway.http.front.endpoint import Edge
+from inferflux.gateway.http.paths.reading import BodyReader
+from inferflux.gateway.http.paths.websocket import WebSocketEndpoint
+from inferflux.gateway.policy.caller import Caller
 
 
 class Trail(AuditTrail):

@@ -32,41 +32,41 @@ from inferflux.v1 import (
     model_pb2_grpc,
 )
 
-from . import policy_servicer
-from .admin_audit import ChangeAudit
-from .admin_methods import AdminMethod, methods_of
-from .admin_servicer import AdminServicer
-from .admission import Admission
 from .answers.cache import AnswerCache
-from .cache_clearing import CacheClearing
-from .canceller import Canceller
-from .cluster_servicer import ClusterServicer
-from .embedding_servicer import EmbeddingServicer
-from .embeddings import Embeddings
-from .generation import Services
+from .grpc import policy_servicer
+from .grpc.admin_servicer import AdminServicer
+from .grpc.cluster_servicer import ClusterServicer
+from .grpc.embedding_servicer import EmbeddingServicer
+from .grpc.model_servicer import ModelServicer
+from .grpc.rules import MODEL_CHANGES, SERVICE_NAMES, rules
+from .grpc.servicer import InferenceServicer
 from .http.app import build_app
 from .http.server import HttpServer
 from .images.intake import ImageIntake
-from .ledger import Ledger
 from .metrics import GatewayMetrics
-from .model_servicer import ModelServicer
-from .models import ModelRegistry
-from .pipeline import Pipeline
-from .policy_channel import open_each, open_policy_channel
-from .readers import ReaderReports
+from .models.models import ModelRegistry
+from .models.splits import read_splits
+from .operator.admin_audit import ChangeAudit
+from .operator.admin_methods import AdminMethod, methods_of
+from .operator.cache_clearing import CacheClearing
+from .operator.scheduler_admin import SchedulerAdmin
+from .policy.admission import Admission
+from .policy.ledger import Ledger
+from .policy.policy_channel import open_each, open_policy_channel
+from .policy.reservations import Reservations
 from .readiness import Readiness
-from .reservations import Reservations
-from .rules import MODEL_CHANGES, SERVICE_NAMES, rules
-from .scheduler_admin import SchedulerAdmin
-from .servicer import InferenceServicer
+from .request.embeddings import Embeddings
+from .request.generation import Services
+from .request.pipeline import Pipeline
+from .request.streams import Streams
+from .request.submit import Submitter
 from .settings import GatewaySettings
-from .splits import read_splits
-from .stream_guards import StreamGuards
-from .streams import Streams
-from .submit import Submitter
-from .tokenizer_files import TokenizerFiles
-from .tokenizers import Tokenizers
-from .warm_up import WarmUp
+from .stream.canceller import Canceller
+from .stream.readers import ReaderReports
+from .stream.stream_guards import StreamGuards
+from .tokenizer.tokenizer_files import TokenizerFiles
+from .tokenizer.tokenizers import Tokenizers
+from .tokenizer.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -19,10 +19,10 @@ from inferflux.common.process.lifecycle import Shutdown
 from inferflux.common.process.probe import Probe
 from inferflux.common.process.tasks import is_set_within
 
-from .model_health import ModelHealth
-from .models import ModelRegistry
-from .rules import INFERENCE, SERVICE_NAMES
-from .tokenizers import Tokenizers
+from .grpc.rules import INFERENCE, SERVICE_NAMES
+from .models.model_health import ModelHealth
+from .models.models import ModelRegistry
+from .tokenizer.tokenizers import Tokenizers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

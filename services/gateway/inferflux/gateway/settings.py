@@ -27,8 +27,8 @@ from inferflux.common.process.tls import ServerTls, TlsFiles
 
 from .answers.store import AnswerLimits
 from .images.decoding import ImageLimits
-from .model_tokenizer import TokenizerLimits
-from .relay import RelayLimits
+from .stream.relay import RelayLimits
+from .tokenizer.model_tokenizer import TokenizerLimits
 
 
 class GatewaySettings(AuditSettings):

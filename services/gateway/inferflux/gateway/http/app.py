@@ -15,25 +15,19 @@ from inferflux.common.calls.grpc_metadata import DECISION, GUARDRAIL, PRIORITY, 
 from inferflux.common.contract.callers.rate_limits import HEADERS
 from inferflux.common.contract.errors import NotFound
 from inferflux.common.process.probe import Probe
-from inferflux.gateway.admin_methods import AdminMethod
-from inferflux.gateway.embeddings import Embeddings
+from inferflux.gateway.grpc.rules import ADMIN_RULES
 from inferflux.gateway.metrics import GatewayMetrics
-from inferflux.gateway.models import ModelRegistry
-from inferflux.gateway.pipeline import Pipeline
-from inferflux.gateway.rules import ADMIN_RULES
+from inferflux.gateway.models.models import ModelRegistry
+from inferflux.gateway.operator.admin_methods import AdminMethod
+from inferflux.gateway.request.embeddings import Embeddings
+from inferflux.gateway.request.pipeline import Pipeline
 
-from . import home_page, routes
-from .admin import AdminCall
-from .answering import Answering
-from .chat import ChatCompletions
-from .completions import Completions
-from .embeddings import CreateEmbeddings, Rerank
-from .endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
-from .exchange import Exchange
-from .generate import Generate
+from .docs.openapi import Documents
+from .front import routes
+from .front.endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
+from .front.exchange import Exchange
+from .front.routes import RouteRule
 from .llama_server import handlers as llama
-from .messages import SKIPPED, CountTokens, Messages
-from .models import GetModel, ListModels
 from .ollama.bodies import OllamaEmbedBody, OllamaEmbeddingsBody
 from .ollama.front import (
     OllamaChat,
@@ -43,13 +37,20 @@ from .ollama.front import (
     OllamaShow,
     tell_version,
 )
-from .openapi import Documents
-from .reading import BodyReader
-from .responses import Responses
-from .routes import RouteRule
-from .tokens import Detokenize, Tokenize
-from .transcriptions import Transcriptions
-from .websocket import WebSocketEndpoint, deny_handshake
+from .paths import home_page
+from .paths.admin import AdminCall
+from .paths.answering import Answering
+from .paths.chat import ChatCompletions
+from .paths.completions import Completions
+from .paths.embeddings import CreateEmbeddings, Rerank
+from .paths.generate import Generate
+from .paths.messages import SKIPPED, CountTokens, Messages
+from .paths.models import GetModel, ListModels
+from .paths.reading import BodyReader
+from .paths.responses import Responses
+from .paths.tokens import Detokenize, Tokenize
+from .paths.transcriptions import Transcriptions
+from .paths.websocket import WebSocketEndpoint, deny_handshake
 
 # How long browsers keep the answer to a preflight.
 _PREFLIGHT_S = 600

@@ -18,9 +18,9 @@ from inferflux.common.contract.errors import Unavailable
 from inferflux.common.process.tasks import cancel_all
 from inferflux.common.process.tls import ServerTls
 
-from .protocol import Connections, protocol_factory
-from .websocket import MAX_MESSAGE_BYTES
-from .websocket_protocol import websocket_factory
+from .front.protocol import Connections, protocol_factory
+from .front.websocket_protocol import websocket_factory
+from .paths.websocket import MAX_MESSAGE_BYTES
 
 _BACKLOG = 1024
 # An idle connection stays open for longer than a proxy keeps it, so that the proxy closes it first.

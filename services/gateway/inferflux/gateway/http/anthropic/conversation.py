@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import given, missing, unsupported
+from inferflux.gateway.http.errors.errors import given, missing, unsupported
 from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import inference_pb2
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from inferflux.common.contract.errors import HttpError
-from inferflux.gateway.http.sse import PINGED
-from inferflux.gateway.tools import arguments_of
+from inferflux.gateway.http.front.sse import PINGED
+from inferflux.gateway.request.tools import arguments_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 Json: TypeAlias = dict[str, Any]

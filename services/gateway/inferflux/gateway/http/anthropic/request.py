@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.errors.errors import missing, unsupported
 from inferflux.gateway.http.openai.bodies import JsonSchema, ResponseFormat, SamplingBody
 from inferflux.gateway.http.openai.constraints import json_text
 from inferflux.gateway.http.openai.params import own_fields, to_params

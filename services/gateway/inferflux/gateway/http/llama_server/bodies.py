@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.gateway.http.bodies import Body, Int32, Items
+from inferflux.gateway.http.front.bodies import Body, Int32, Items
 from inferflux.gateway.http.openai.bodies import SamplingBody, TokenizeBody
 
 

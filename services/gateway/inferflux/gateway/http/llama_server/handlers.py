@@ -7,16 +7,16 @@ from functools import partial
 
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument
 from inferflux.common.process.probe import Probe
-from inferflux.gateway.http.answering import Answering, Asked
-from inferflux.gateway.http.endpoint import Request
-from inferflux.gateway.http.errors import in_words_of, missing
-from inferflux.gateway.http.exchange import Exchange
+from inferflux.gateway.http.errors.errors import in_words_of, missing
+from inferflux.gateway.http.front.endpoint import Request
+from inferflux.gateway.http.front.exchange import Exchange
 from inferflux.gateway.http.openai import tokens
 from inferflux.gateway.http.openai.answers import Head, Json
 from inferflux.gateway.http.openai.bodies import TokenizeBody
-from inferflux.gateway.http.reading import GENERATION, BodyReader
-from inferflux.gateway.models import ModelRegistry
-from inferflux.gateway.pipeline import Pipeline
+from inferflux.gateway.http.paths.answering import Answering, Asked
+from inferflux.gateway.http.paths.reading import GENERATION, BodyReader
+from inferflux.gateway.models.models import ModelRegistry
+from inferflux.gateway.request.pipeline import Pipeline
 from inferflux.v1 import inference_pb2
 
 from .bodies import CompletionBody, ContentBody, InfillBody

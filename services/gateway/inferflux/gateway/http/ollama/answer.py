@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from inferflux.api.finish_reasons import name_of
 from inferflux.common.contract.errors import HttpError
+from inferflux.gateway.http.front.sse import LINES
 from inferflux.gateway.http.openai.answers import spoken_json
-from inferflux.gateway.http.sse import LINES
-from inferflux.gateway.tools import arguments_of
+from inferflux.gateway.request.tools import arguments_of
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 Json: TypeAlias = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from inferflux.gateway.http.bodies import Body, Int32, Items
+from inferflux.gateway.http.front.bodies import Body, Int32, Items
 from inferflux.gateway.http.openai.bodies import OwnFields, ToolBody
 
 

@@ -8,14 +8,14 @@ from functools import partial
 
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.contract.models.model_names import allows
-from inferflux.gateway.embeddings import Embeddings
-from inferflux.gateway.http.answering import Answering, Asked, GenerationRequest
-from inferflux.gateway.http.bodies import parse
-from inferflux.gateway.http.endpoint import Request
-from inferflux.gateway.http.errors import in_words_of
-from inferflux.gateway.http.exchange import Exchange
-from inferflux.gateway.http.reading import BodyReader
-from inferflux.gateway.models import ModelRegistry
+from inferflux.gateway.http.errors.errors import in_words_of
+from inferflux.gateway.http.front.bodies import parse
+from inferflux.gateway.http.front.endpoint import Request
+from inferflux.gateway.http.front.exchange import Exchange
+from inferflux.gateway.http.paths.answering import Answering, Asked, GenerationRequest
+from inferflux.gateway.http.paths.reading import BodyReader
+from inferflux.gateway.models.models import ModelRegistry
+from inferflux.gateway.request.embeddings import Embeddings
 from inferflux.v1 import model_pb2
 
 from . import models as shapes

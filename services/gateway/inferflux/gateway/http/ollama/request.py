@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
+from inferflux.gateway.http.errors.errors import unsupported
 from inferflux.gateway.http.openai import tools
 from inferflux.gateway.http.openai.bodies import EmbeddingsBody, JsonSchema, ResponseFormat, SamplingBody
 from inferflux.gateway.http.openai.embeddings import to_embed

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from inferflux.common.contract.errors import HttpError
-from inferflux.gateway.http.sse import UNNAMED
+from inferflux.gateway.http.front.sse import UNNAMED
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 from .bodies import StreamOptions

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from inferflux.gateway.http.bodies import Body, Int32, Items
+from inferflux.gateway.http.front.bodies import Body, Int32, Items
 
 # OpenAI's is signed, ours is not.
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from inferflux.api.finish_reasons import name_of as reason_of
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
+from inferflux.gateway.http.errors.errors import unsupported
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from . import constraints, served

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.errors.errors import missing, unsupported
 from inferflux.v1 import generation_pb2
 
 from .bodies import ResponseFormat, SamplingBody, StructuredOutputs

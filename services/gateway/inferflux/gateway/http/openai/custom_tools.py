@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from inferflux.gateway.http.errors import given, unsupported
+from inferflux.gateway.http.errors.errors import given, unsupported
 from inferflux.v1 import inference_pb2
 
 from .answers import Json

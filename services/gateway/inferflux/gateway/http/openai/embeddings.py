@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.requests.vectors import Vector, packed
-from inferflux.gateway.embeddings import Embedded
-from inferflux.gateway.http.errors import missing
+from inferflux.gateway.http.errors.errors import missing
+from inferflux.gateway.request.embeddings import Embedded
 from inferflux.v1 import embedding_pb2, generation_pb2, inference_pb2
 
 from .answers import Json

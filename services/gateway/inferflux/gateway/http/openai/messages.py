@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.errors.errors import missing, unsupported
 from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import inference_pb2
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from inferflux.api.speculation import SOURCES, source_of
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import unsupported
+from inferflux.gateway.http.errors.errors import unsupported
 from inferflux.v1 import generation_pb2
 
 from .bodies import OwnFields, SamplingBody

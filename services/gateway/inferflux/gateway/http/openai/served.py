@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inferflux.gateway.http.bodies import Body
-from inferflux.gateway.http.errors import unsupported
+from inferflux.gateway.http.errors.errors import unsupported
+from inferflux.gateway.http.front.bodies import Body
 
 
 @dataclass(frozen=True, slots=True)

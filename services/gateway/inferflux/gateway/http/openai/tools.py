@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import given, missing, unsupported
+from inferflux.gateway.http.errors.errors import given, missing, unsupported
 from inferflux.v1 import inference_pb2
 
 from . import custom_tools

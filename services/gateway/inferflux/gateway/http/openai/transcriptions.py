@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.gateway.http.errors import missing, unsupported
+from inferflux.gateway.http.errors.errors import missing, unsupported
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from .answers import Json

@@ -1,0 +1,1 @@
+"""The gRPC front: each service's methods, translated to requests and back."""

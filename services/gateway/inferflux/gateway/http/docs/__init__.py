@@ -1,0 +1,1 @@
+"""The OpenAPI document of the HTTP front, and its page."""

@@ -1,0 +1,1 @@
+"""Errors in the shape that each API's clients read (pure)."""

@@ -1,0 +1,1 @@
+"""A connection and its calls, before anything is known of their bodies."""

@@ -1,0 +1,1 @@
+"""OpenAI's responses API, without state."""

@@ -1,0 +1,1 @@
+"""The paths of the HTTP front, a module each."""

@@ -1,0 +1,145 @@
+"""GET /v1/models and /v1/models/{id}: the models that requests may name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inferflux.common.contract.models.model_names import allows
+from inferflux.common.contract.models.model_roles import name_of
+from inferflux.common.contract.requests.adapters import joined
+from inferflux.gateway.http.anthropic import models as anthropic
+from inferflux.gateway.http.errors.shapes import is_anthropic
+from inferflux.gateway.http.front.endpoint import Request
+from inferflux.gateway.http.llama_server.models import listed_json
+from inferflux.gateway.models.models import ModelRegistry
+from inferflux.v1 import model_pb2
+
+
+class ListModels:
+    """Those that a worker serves now, and those that a request has loaded."""
+
+    def __init__(self, models: ModelRegistry, created: int) -> None:
+        self._models = models
+        self._created = created
+
+    async def __call__(self, request: Request) -> None:
+        await self._models.settled()
+        allowed = request.caller.models
+        known = await self._models.all_models()
+        served = [
+            model for model in known if allows(allowed, model.card.name) and (model.workers or model.places)
+        ]
+        if is_anthropic(request.exchange.given):
+            await request.exchange.answer_json(anthropic.list_json(served, self._created))
+            return
+        data = [
+            each
+            for model in served
+            for each in (to_json(model, self._created), *adapters_json(model, self._created))
+        ]
+        cards = (model.card for model in served for _ in range(1 + len(model.card.adapters)))
+        theirs = [listed_json(card, each["id"]) for card, each in zip(cards, data, strict=True)]
+        await request.exchange.answer_json({"object": "list", "data": data, "models": theirs})
+
+
+class GetModel:
+    """One that is known, served or not."""
+
+    def __init__(self, models: ModelRegistry, created: int) -> None:
+        self._models = models
+        self._created = created
+
+    async def __call__(self, request: Request) -> None:
+        # As it is: a name that stands for any model is one for generations alone.
+        name = str(request.exchange.path_params["model"])
+        model, adapter = await self._models.named_for(request.caller, name, field="model")
+        if is_anthropic(request.exchange.given):
+            await request.exchange.answer_json(anthropic.to_json(model, self._created, adapter))
+        elif adapter is not None:
+            await request.exchange.answer_json(adapter_json(model, adapter, self._created))
+        else:
+            await request.exchange.answer_json(to_json(model, self._created))
+
+
+def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
+    """A model as OpenAI's API has it, with what our clients ask for beside it. Pure."""
+    card = model.card
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "inferflux",
+        "root": card.name,
+        "parent": None,
+        "permission": [],
+        # Under the names of vLLM, OpenRouter, Groq, LM Studio and llama.cpp's server, in this order.
+        "max_model_len": card.context_length,
+        "context_length": card.context_length,
+        "context_window": card.context_length,
+        "max_context_length": card.context_length,
+        "meta": {
+            "n_vocab": card.vocabulary_size,
+            "n_ctx": card.context_length,
+            "n_ctx_train": card.trained_context_length,
+            "n_embd": card.token_embedding_length,
+            "n_params": card.parameters,
+            "size": card.size_bytes,
+            "ftype": card.quantization,
+        },
+        "modalities": {"vision": card.takes_images, "audio": card.takes_audio},
+        "digest": card.digest,
+        "architecture": card.architecture,
+        "role": name_of(card.role),
+        "parameters": card.parameters,
+        "size_bytes": card.size_bytes,
+        "quantization": card.quantization,
+        "kv_bytes_per_token": card.kv_bytes_per_token,
+        "is_moe": card.is_moe,
+        "n_experts": card.n_experts,
+        "n_active_experts": card.n_active_experts,
+        "has_chat_template": card.has_chat_template,
+        "can_call_tools": card.can_call_tools,
+        "has_generic_tools": card.has_generic_tools,
+        "can_constrain": card.can_constrain,
+        "can_speculate": card.can_speculate if card.HasField("can_speculate") else None,
+        "takes_images": card.takes_images,
+        "takes_audio": card.takes_audio,
+        "paths": {path.name: path.reason or path.is_on for path in card.paths},
+        "workers": model.workers,
+        "state": _state(model.state),
+        "aliases": list(model.aliases),
+        "is_default": model.is_default,
+        "is_pinned": model.is_pinned,
+        "places": [_place_json(place) for place in model.places],
+    }
+
+
+def _place_json(place: model_pb2.ModelPlace) -> dict[str, Any]:
+    return {
+        "host_id": place.host_id,
+        "state": _state(place.state),
+        "since": place.since_unix_ms // 1000,
+        "path": place.path,
+        "mmproj_path": place.mmproj_path,
+        "digest": place.digest,
+        "needs_bytes": place.needs_bytes,
+    }
+
+
+def _state(state: model_pb2.ModelState.ValueType) -> str:
+    return model_pb2.ModelState.Name(state).removeprefix("MODEL_STATE_").lower()
+
+
+def adapters_json(model: model_pb2.Model, created: int) -> list[dict[str, Any]]:
+    """The adapters of a model, each as a model that requests may name. Pure."""
+    return [adapter_json(model, adapter, created) for adapter in model.card.adapters]
+
+
+def adapter_json(model: model_pb2.Model, adapter: model_pb2.AdapterCard, created: int) -> dict[str, Any]:
+    """An adapter as a model: `parent` is the model that it changes. Pure."""
+    return to_json(model, created) | {
+        "id": joined(model.card.name, adapter.name),
+        "parent": model.card.name,
+        "digest": adapter.digest,
+        "aliases": [],
+    }

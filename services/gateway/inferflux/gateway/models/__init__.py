@@ -1,0 +1,1 @@
+"""The models that workers serve, and how well each does."""

@@ -1,0 +1,1 @@
+"""The way to the policy service: admission, reservations, settlements."""

@@ -1,0 +1,1 @@
+"""Token streams: followed, guarded, and cancelled once their readers are gone."""
