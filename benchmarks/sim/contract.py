@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
-from inferflux.scheduler.core.jobs import Attempt, RequestKey
+from inferflux.scheduler.core.types.jobs import Attempt, RequestKey
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
 from .prompt_cache import PromptCache

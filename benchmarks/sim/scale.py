@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.actions import Action
 from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.actions import Action
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .traffic import MIXED, Arrival, make_arrival

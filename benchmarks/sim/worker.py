@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from inferflux.scheduler.core.jobs import RequestKey
+from inferflux.scheduler.core.types.jobs import RequestKey
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
 from .contract import SWAPPED, ContractWorker, Sequence, Size, key_of

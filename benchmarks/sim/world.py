@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.actions import Action
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import RequestKey
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import PolicyName
-from inferflux.scheduler.core.replayed import ReplayedTokens, outcome_of
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.policies import PolicyName
 from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.actions import Action
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.types.replayed import ReplayedTokens, outcome_of
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .events import Events

@@ -8,9 +8,9 @@ from typing import Any
 from harness.scheduler_world import World, make_request
 
 from inferflux.common.contract.errors import InferFluxError, ResourceExhausted
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.jobs import RequestKey
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import host_pb2, model_pb2, scheduler_pb2
 
 REGISTERED = model_pb2.MODEL_STATE_REGISTERED

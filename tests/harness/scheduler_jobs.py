@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
+from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
 from inferflux.v1 import scheduler_pb2
 
 

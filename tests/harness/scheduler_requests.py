@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from harness.scheduler_world import World, make_request
 
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import JobState, RequestKey
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.types.jobs import JobState, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 
 PREEMPTING = FairnessSettings(enable_preemption=True, high_priority_threshold=5)
 SLICING = FairnessSettings(max_timeslice_tokens=3)

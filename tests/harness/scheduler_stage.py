@@ -17,7 +17,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.servers.servers import ServerProcess, free_port
-from inferflux.scheduler.core.replayed import ReplayedTokens, assemble
+from inferflux.scheduler.core.types.replayed import ReplayedTokens, assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2
 
 

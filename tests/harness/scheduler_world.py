@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from benchmarks.sim.contract import PARKED, RUNNING, SWAPPED, ContractWorker, Sequence, Size, key_of
 from inferflux.common.contract.messages.repeats import Repeats
 from inferflux.common.contract.partitions import WHOLE, Partition
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import PolicyName
-from inferflux.scheduler.core.replayed import ReplayedTokens, assemble, outcome_of
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.policies import PolicyName
 from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import Attempt, JobState, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.types.replayed import ReplayedTokens, assemble, outcome_of
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 MODEL = "demo"

@@ -1,4 +1,4 @@
-"""A scheduler that leads a partition: the real core, and around it what `scheduler/leader.py` does."""
+"""A scheduler that leads a partition: the real core, and around it what `scheduler/leadership/leader.py` does."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from benchmarks.sim.world import to_request
 from inferflux.common.contract.partitions import Partition
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.actions import Action
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.lease import Lease
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.replayed import ReplayedTokens
+from inferflux.scheduler.core.lease.lease import Lease
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.served import ServedElsewhere
 from inferflux.scheduler.core.scheduler import SchedulerCore
-from inferflux.scheduler.core.served import ServedElsewhere
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.actions import Action
+from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.types.replayed import ReplayedTokens
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .demand import weights

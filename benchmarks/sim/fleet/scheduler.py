@@ -1,6 +1,6 @@
 """A scheduler process: who lives, which partitions it is to lead, and the lease of each.
 
-The deciding code is real (`core/ownership.py`, `core/lease.py`). Around it is what `membership.py`,
+The deciding code is real (`core/lease/ownership.py`, `core/lease/lease.py`). Around it is what `membership.py`,
 `leadership.py` and `candidate.py` do.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inferflux.common.contract.partitions import Partition
-from inferflux.scheduler.core.lease import Lease, LeaseTimes, Read, Role, Write
-from inferflux.scheduler.core.ownership import Handover, Members
+from inferflux.scheduler.core.lease.lease import Lease, LeaseTimes, Read, Role, Write
+from inferflux.scheduler.core.lease.ownership import Handover, Members
 
 from .leading import Leader
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.sim.figures import Waits, jain_index, waits, waits_by_class
-from inferflux.scheduler.core.ownership import owner_of
+from inferflux.scheduler.core.lease.ownership import owner_of
 
 from . import demand
 from .checks import breaches

@@ -13,9 +13,9 @@ from benchmarks.sim.figures import OUTPUT_COST
 from benchmarks.sim.worker import ModelledWorker
 from benchmarks.sim.world import START_S
 from inferflux.common.contract.partitions import Partition
-from inferflux.scheduler.core.jobs import RequestKey
-from inferflux.scheduler.core.live_workers import LiveWorkers
-from inferflux.scheduler.core.replayed import outcome_of
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.replayed import outcome_of
+from inferflux.scheduler.core.workers.live_workers import LiveWorkers
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 from .demand import weights

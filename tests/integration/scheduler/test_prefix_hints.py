@@ -19,9 +19,9 @@ from inferflux.common.prefixes.index import CachedBlock, Change, Holder, PrefixI
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.redis import store
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.scheduler.core.slots import WorkerSlots
+from inferflux.scheduler.core.workers.slots import WorkerSlots
+from inferflux.scheduler.edge.prefix_hints import PrefixHints
 from inferflux.scheduler.metrics import SchedulerMetrics
-from inferflux.scheduler.prefix_hints import PrefixHints
 from inferflux.v1 import scheduler_pb2
 
 PROMPT = list(range(100))

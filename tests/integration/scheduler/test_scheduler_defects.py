@@ -19,9 +19,9 @@ from inferflux.common.process.probe import Probe
 from inferflux.common.redis import store
 from inferflux.common.tracing import OFF
 from inferflux.scheduler.app import Scheduler
-from inferflux.scheduler.core.jobs import Job
-from inferflux.scheduler.core.planning import Plan, Planner
+from inferflux.scheduler.core.lifecycle.planning import Plan, Planner
 from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.types.jobs import Job
 from inferflux.scheduler.metrics import SchedulerMetrics
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2

@@ -12,7 +12,7 @@ from harness.scheduler_stage import Stage, Standby
 from inferflux.common.bus import Message
 from inferflux.common.contract import subjects
 from inferflux.common.contract.partitions import WHOLE
-from inferflux.scheduler.core.lease import Record
+from inferflux.scheduler.core.lease.lease import Record
 from inferflux.v1 import scheduler_pb2
 
 

@@ -19,7 +19,7 @@ from inferflux.common.bus.scheduler_status import ask_schedulers, missing, toget
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.contract.partitions import Partition, divide
-from inferflux.scheduler.core.ownership import owner_of
+from inferflux.scheduler.core.lease.ownership import owner_of
 from inferflux.v1 import scheduler_pb2
 
 COUNT = 4

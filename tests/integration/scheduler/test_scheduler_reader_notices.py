@@ -12,7 +12,7 @@ from inferflux.common.bus.leaders import ask_who_has
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded
 from inferflux.common.contract.partitions import Partition, divide
-from inferflux.scheduler.core.replayed import assemble
+from inferflux.scheduler.core.types.replayed import assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 GATEWAY = "g1"

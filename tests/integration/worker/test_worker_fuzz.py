@@ -17,11 +17,11 @@ from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.scheduler.core.actions import Action, Dispatch
 from inferflux.scheduler.core.defects import PlanningHealth
 from inferflux.scheduler.core.scheduler import SchedulerCore
-from inferflux.scheduler.dispatch import dispatch
-from inferflux.scheduler.guard import GuardedCore
+from inferflux.scheduler.core.types.actions import Action, Dispatch
+from inferflux.scheduler.edge.dispatch import dispatch
+from inferflux.scheduler.edge.guard import GuardedCore
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 _PER_SUBJECT = 200

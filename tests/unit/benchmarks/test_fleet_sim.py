@@ -18,7 +18,7 @@ from benchmarks.sim.fleet.setup import QUICK, Fleet, Timeline
 from benchmarks.sim.fleet.store import Bucket, WorkQueue
 from benchmarks.sim.fleet.study import Found
 from inferflux.common.contract.partitions import Partition
-from inferflux.scheduler.core.policies import PolicyName
+from inferflux.scheduler.core.order.policies import PolicyName
 
 SMALL = replace(QUICK, workers=72, models=6, seconds=24.0)
 POLICIES: tuple[PolicyName, ...] = ("priority", "fair")

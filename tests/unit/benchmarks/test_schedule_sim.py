@@ -20,9 +20,9 @@ from benchmarks.sim.studies import MODES, QUICK
 from benchmarks.sim.traffic import MIXED, Arrival, Arrivals, Tenant, Traffic, arrive
 from benchmarks.sim.worker import WorkerModel
 from benchmarks.sim.world import START_S, Setup, Stuck, World
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import RequestKey
-from inferflux.scheduler.core.policies import PolicyName
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.types.jobs import RequestKey
 
 # Cells for two long requests or so: sequences are swapped out all the time.
 TIGHT = WorkerModel(slots=4, sequences=6, kv_cells=700, swap_cells=600, context_length=700)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.contract.partitions import divide
-from inferflux.scheduler.core.ownership import Handover, Members, owner_of
+from inferflux.scheduler.core.lease.ownership import Handover, Members, owner_of
 
 NAMES = st.sets(st.text("abcdefgh-0123456789", min_size=1, max_size=12), min_size=1, max_size=8)
 INTERVAL_S = 0.5

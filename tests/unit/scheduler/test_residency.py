@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import InferFluxError, Unavailable
 from inferflux.common.contract.partitions import divide
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import host_pb2
 
 LIMITS = Limits(settle_s=0.0, model_wait_s=5.0)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
 from inferflux.common.contract.partitions import OTHER_PARTITION, UNKNOWN_WORKER, WHOLE, Partition, divide
-from inferflux.scheduler.admin import Administration, FairnessStore, applied, merged
-from inferflux.scheduler.core.actions import Action, SendCommand
-from inferflux.scheduler.core.drains import DrainProgress
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.hosts import HostTable
-from inferflux.scheduler.host_admin import ModelAdministration
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.types.actions import Action, SendCommand
+from inferflux.scheduler.core.workers.drains import DrainProgress
+from inferflux.scheduler.core.workers.hosts import HostTable
+from inferflux.scheduler.operator.admin import Administration, FairnessStore, applied, merged
+from inferflux.scheduler.operator.host_admin import ModelAdministration
 from inferflux.v1 import host_pb2, model_pb2, scheduler_pb2, worker_pb2
 
 Change = scheduler_pb2.SetFairness

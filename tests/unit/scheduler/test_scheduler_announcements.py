@@ -7,10 +7,10 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.announcements import LEAST_INTERVAL_S, Announcements, Outlook
-from inferflux.scheduler.core.jobs import Job, JobState
-from inferflux.scheduler.core.policies import make_policy
-from inferflux.scheduler.core.queue import ModelQueue
+from inferflux.scheduler.core.lifecycle.queue import ModelQueue
+from inferflux.scheduler.core.order.policies import make_policy
+from inferflux.scheduler.core.types.announcements import LEAST_INTERVAL_S, Announcements, Outlook
+from inferflux.scheduler.core.types.jobs import Job, JobState
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import ResourceExhausted, from_failed
-from inferflux.scheduler.core.bounds import Bounds, Full, Waiting, full, retry_delay_s
-from inferflux.scheduler.core.jobs import Job
-from inferflux.scheduler.core.policies import PolicyName, make_policy
-from inferflux.scheduler.core.queue import Queue
+from inferflux.scheduler.core.lifecycle.queue import Queue
+from inferflux.scheduler.core.order.policies import PolicyName, make_policy
+from inferflux.scheduler.core.types.bounds import Bounds, Full, Waiting, full, retry_delay_s
+from inferflux.scheduler.core.types.jobs import Job
 
 STEPS = st.lists(st.tuples(st.sampled_from(["push", "serve", "discard"]), st.integers(0, 30)), max_size=100)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from harness.scheduler_world import MODEL, make_request
 
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.batches import prefill_tokens
-from inferflux.scheduler.core.jobs import Job, RequestKey
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import PolicyName, work
-from inferflux.scheduler.core.rates import ModelRates
-from inferflux.scheduler.core.replayed import ReplayedTokens
+from inferflux.scheduler.core.lifecycle.batches import prefill_tokens
+from inferflux.scheduler.core.order.policies import PolicyName, work
 from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import Job, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.types.replayed import ReplayedTokens
+from inferflux.scheduler.core.workers.rates import ModelRates
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 START_S = 1_000_000.0

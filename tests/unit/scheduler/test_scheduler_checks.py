@@ -10,8 +10,8 @@ from inferflux.common.contract.epochs import MAX_EPOCH
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.messages.heartbeats import check_status
 from inferflux.common.contract.requests.constraint_limits import MAX_FUNCTIONS
-from inferflux.scheduler.core import checks
-from inferflux.scheduler.recovery import decode
+from inferflux.scheduler.core.lifecycle import checks
+from inferflux.scheduler.edge.recovery import decode
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 AnswerFormat = generation_pb2.AnswerFormat

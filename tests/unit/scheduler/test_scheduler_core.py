@@ -6,9 +6,9 @@ import pytest
 from harness.scheduler_world import World, key_of, make_request, still_held
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import Attempt, JobState, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import generation_pb2, scheduler_pb2, worker_pb2
 
 

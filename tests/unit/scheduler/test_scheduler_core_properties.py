@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import PolicyName
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.types.limits import Limits
 
 PICK = st.integers(min_value=0, max_value=1_000_000)
 WORKERS = st.sampled_from(["w1", "w2", "w3"])

@@ -7,9 +7,9 @@ from harness.host_world import HostWorld, SimModel
 from harness.scheduler_world import World, make_request
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.scheduler.core.checks import check_job
-from inferflux.scheduler.core.jobs import RequestKey
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.lifecycle.checks import check_job
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 
 LIMITS = Limits(settle_s=0.0, no_worker_timeout_s=10.0)
 

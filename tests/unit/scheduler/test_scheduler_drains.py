@@ -7,8 +7,8 @@ from harness.scheduler_requests import finish, make_world, state_of, submit
 from harness.scheduler_world import SimWorker, World
 
 from inferflux.common.contract.errors import NotFound
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import JobState
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.types.jobs import JobState
 
 
 def drain(world: World, worker_id: str, **how: object) -> None:

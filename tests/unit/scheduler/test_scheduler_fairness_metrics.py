@@ -7,10 +7,10 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from inferflux.common import tracing
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.jobs import RequestKey
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.edge.perform import Performer
 from inferflux.scheduler.metrics import SchedulerMetrics
-from inferflux.scheduler.perform import Performer
 from inferflux.scheduler.spans import SchedulerSpans
 
 KEY = RequestKey("acme", "one")

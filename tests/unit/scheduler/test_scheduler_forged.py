@@ -14,10 +14,10 @@ from inferflux.common.contract.epochs import MAX_EPOCH
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.messages.chunks import parse_chunk
 from inferflux.common.contract.messages.heartbeats import check_status
-from inferflux.scheduler.core import checks
-from inferflux.scheduler.core.jobs import RequestKey
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.replayed import assemble
+from inferflux.scheduler.core.lifecycle import checks
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.types.replayed import assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 YEAR_S = 365.25 * 86_400

@@ -6,7 +6,7 @@ from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract import subjects
 from inferflux.common.contract.partitions import WHOLE
-from inferflux.scheduler.core.ledger import Ledger
+from inferflux.scheduler.core.order.ledger import Ledger
 from inferflux.scheduler.kept_store import Kept, KeptStore
 
 

@@ -11,17 +11,18 @@ from harness.scheduler_world import MODEL, make_request
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core import actions, planning
-from inferflux.scheduler.core.jobs import Job, JobState
-from inferflux.scheduler.core.ledger import Ledger
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.placement import Size, cells_wanted, fits_size
-from inferflux.scheduler.core.policies import PolicyName, make_policy
-from inferflux.scheduler.core.policy import Policy
-from inferflux.scheduler.core.queue import ModelQueue
-from inferflux.scheduler.core.running import Running
+from inferflux.scheduler.core.lifecycle import planning
+from inferflux.scheduler.core.lifecycle.queue import ModelQueue
+from inferflux.scheduler.core.order.ledger import Ledger
+from inferflux.scheduler.core.order.policies import PolicyName, make_policy
+from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.running import Running
+from inferflux.scheduler.core.order.shares import Floor, TenantShares
 from inferflux.scheduler.core.scheduler import SchedulerCore
-from inferflux.scheduler.core.shares import Floor, TenantShares
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import Job, JobState
+from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.workers.placement import Size, cells_wanted, fits_size
 from inferflux.v1 import scheduler_pb2
 
 START_S = 1_000_000.0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.contract import terms
-from inferflux.scheduler.core.lease import Lease, LeaseTimes, Read, Record, Role, Write
+from inferflux.scheduler.core.lease.lease import Lease, LeaseTimes, Read, Record, Role, Write
 
 TIMES = LeaseTimes(1.5)
 UNIX_MS = 1_700_000_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from harness.scheduler_requests import finish, make_world, state_of, submit
 
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import JobState
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import JobState
 
 
 def test_a_request_that_makes_no_progress_is_requeued_and_runs_elsewhere() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from harness.scheduler_world import World, make_request
 
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.jobs import Attempt, RequestKey
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import Attempt, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 
 LOST = Attempt(RequestKey("acme", "lost"), "a1")
 

@@ -6,9 +6,9 @@ from harness.scheduler_world import MODEL, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.jobs import Job, RequestKey
-from inferflux.scheduler.core.placement import SAVED_WORTH, Placement
-from inferflux.scheduler.core.slots import WorkerSlots
+from inferflux.scheduler.core.types.jobs import Job, RequestKey
+from inferflux.scheduler.core.workers.placement import SAVED_WORTH, Placement
+from inferflux.scheduler.core.workers.slots import WorkerSlots
 from inferflux.v1 import scheduler_pb2
 
 

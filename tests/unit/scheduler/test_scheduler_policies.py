@@ -11,12 +11,12 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.jobs import Job
-from inferflux.scheduler.core.ledger import Ledger
-from inferflux.scheduler.core.policies import Fair, Fcfs, Sjf, make_policy, work
-from inferflux.scheduler.core.policy import Policy
-from inferflux.scheduler.core.shares import TenantShares
-from inferflux.scheduler.core.urgent import UrgentFirst
+from inferflux.scheduler.core.order.ledger import Ledger
+from inferflux.scheduler.core.order.policies import Fair, Fcfs, Sjf, make_policy, work
+from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.shares import TenantShares
+from inferflux.scheduler.core.order.urgent import UrgentFirst
+from inferflux.scheduler.core.types.jobs import Job
 
 AGING_S = 2.0
 

@@ -8,9 +8,9 @@ import pytest
 from harness.scheduler_requests import PREEMPTING, epochs, finish, make_world, state_of, submit
 from harness.scheduler_world import PARKED, make_request
 
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import JobState, RequestKey
-from inferflux.scheduler.core.urgent import URGENT_LEAD_S
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.urgent import URGENT_LEAD_S
+from inferflux.scheduler.core.types.jobs import JobState, RequestKey
 from inferflux.v1 import worker_pb2
 
 

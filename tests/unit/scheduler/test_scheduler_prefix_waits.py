@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from harness.scheduler_world import MODEL, make_request
 
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.actions import Action
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import Attempt, RequestKey
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import PolicyName
-from inferflux.scheduler.core.prefix_waits import MeanService
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.lifecycle.prefix_waits import MeanService
+from inferflux.scheduler.core.order.policies import PolicyName
 from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.actions import Action
+from inferflux.scheduler.core.types.jobs import Attempt, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 START_S = 1_000_000.0

@@ -9,10 +9,10 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.announcements import Outlook
-from inferflux.scheduler.core.policies import Fcfs, Priority, make_policy
-from inferflux.scheduler.core.queue import ModelQueue, Pace, Queue
-from inferflux.scheduler.core.ranking import Ranking
+from inferflux.scheduler.core.lifecycle.queue import ModelQueue, Pace, Queue
+from inferflux.scheduler.core.order.policies import Fcfs, Priority, make_policy
+from inferflux.scheduler.core.types.announcements import Outlook
+from inferflux.scheduler.core.types.ranking import Ranking
 
 AGING_S = 2.0
 ARRIVALS = st.lists(st.tuples(st.integers(-5, 9), st.floats(0, 1000)), max_size=60)

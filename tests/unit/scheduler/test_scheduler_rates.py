@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import DeadlineExceeded, from_failed
-from inferflux.scheduler.core.rates import ModelRates, Rates
+from inferflux.scheduler.core.workers.rates import ModelRates, Rates
 from inferflux.v1 import scheduler_pb2
 
 

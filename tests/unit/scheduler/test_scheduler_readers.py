@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.scheduler.core.checks import check_readers
-from inferflux.scheduler.core.jobs import Attempt, RequestKey
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.lifecycle.checks import check_readers
+from inferflux.scheduler.core.types.jobs import Attempt, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import scheduler_pb2
 
 KEY = RequestKey("acme", "r1")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferflux.scheduler.core.replayed import assemble
-from inferflux.scheduler.recovery import decode
+from inferflux.scheduler.core.types.replayed import assemble
+from inferflux.scheduler.edge.recovery import decode
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from inferflux.common.bus import Job
 from inferflux.scheduler import request_log
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.jobs import RequestKey
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import RequestKey
 from inferflux.v1 import worker_pb2
 
 KEY = RequestKey("acme", "one")

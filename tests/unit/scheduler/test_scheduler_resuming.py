@@ -7,9 +7,9 @@ from harness.scheduler_requests import SLICING, epochs, finish, make_world, stat
 from harness.scheduler_world import PARKED, SWAPPED, make_request
 
 from inferflux.common.contract.requests import kv_cells
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import Attempt, JobState, RequestKey
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import Attempt, JobState, RequestKey
 from inferflux.v1 import worker_pb2
 
 

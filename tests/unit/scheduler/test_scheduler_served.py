@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.scheduler.core.checks import check_service
-from inferflux.scheduler.core.ledger import Ledger
-from inferflux.scheduler.core.served import ServedElsewhere
-from inferflux.scheduler.core.shares import TenantShares
+from inferflux.scheduler.core.lifecycle.checks import check_service
+from inferflux.scheduler.core.order.ledger import Ledger
+from inferflux.scheduler.core.order.served import ServedElsewhere
+from inferflux.scheduler.core.order.shares import TenantShares
 from inferflux.v1 import scheduler_pb2
 
 TENANTS = ("a", "b", "c")

@@ -9,13 +9,13 @@ from harness.scheduler_world import World, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import make_policy
-from inferflux.scheduler.core.policy import Policy
-from inferflux.scheduler.core.running import Running
-from inferflux.scheduler.core.urgent import URGENT_LEAD_S
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.policies import make_policy
+from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.running import Running
+from inferflux.scheduler.core.order.urgent import URGENT_LEAD_S
+from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 
 AGING_S = 2.0
 URGENT = 5

@@ -14,8 +14,8 @@ from inferflux.common import tracing
 from inferflux.common.bus import Job
 from inferflux.common.contract import subjects
 from inferflux.common.tracing.sdk import SdkTracer
-from inferflux.scheduler.core import actions
-from inferflux.scheduler.core.jobs import RequestKey
+from inferflux.scheduler.core.types import actions
+from inferflux.scheduler.core.types.jobs import RequestKey
 from inferflux.scheduler.spans import SchedulerSpans, traceparent_of
 from inferflux.v1 import worker_pb2
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.scheduler_world import World, make_request
 
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.status import describe, fit
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.operator.status import describe, fit
 from inferflux.v1 import scheduler_pb2
 
 

@@ -10,12 +10,12 @@ from harness.scheduler_world import Sequence, World, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.fairness import FairnessController, FairnessSettings
-from inferflux.scheduler.core.jobs import JobState, RequestKey, RequeueReason
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import make_policy
-from inferflux.scheduler.core.queue import Queue
-from inferflux.scheduler.core.state import SchedulerState
+from inferflux.scheduler.core.lifecycle.fairness import FairnessController, FairnessSettings
+from inferflux.scheduler.core.lifecycle.queue import Queue
+from inferflux.scheduler.core.lifecycle.state import SchedulerState
+from inferflux.scheduler.core.order.policies import make_policy
+from inferflux.scheduler.core.types.jobs import JobState, RequestKey, RequeueReason
+from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import scheduler_pb2
 
 Kill = Callable[[Sequence, int], bool]

@@ -11,12 +11,12 @@ from harness.scheduler_world import SWAPPED, World, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import Job, JobState, RequestKey
-from inferflux.scheduler.core.limits import Limits
-from inferflux.scheduler.core.policies import PolicyName, make_policy
-from inferflux.scheduler.core.policy import Policy
-from inferflux.scheduler.core.running import Running
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.order.policies import PolicyName, make_policy
+from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.running import Running
+from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
+from inferflux.scheduler.core.types.limits import Limits
 
 LIMITS = Limits(settle_s=0.0)
 PREEMPTING = FairnessSettings(enable_preemption=True)

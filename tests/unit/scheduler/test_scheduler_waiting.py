@@ -5,8 +5,8 @@ from __future__ import annotations
 from harness.scheduler_requests import finish, make_world, state_of, submit
 from harness.scheduler_world import make_request
 
-from inferflux.scheduler.core.fairness import FairnessSettings
-from inferflux.scheduler.core.jobs import JobState
+from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
+from inferflux.scheduler.core.types.jobs import JobState
 
 
 def test_more_than_may_wait_are_refused_and_told_when_to_try_again() -> None:

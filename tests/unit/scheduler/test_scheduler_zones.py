@@ -6,10 +6,10 @@ import pytest
 from harness.scheduler_world import SimWorker, World, make_request
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.scheduler.core import placement
-from inferflux.scheduler.core.checks import check_job
-from inferflux.scheduler.core.jobs import RequestKey
-from inferflux.scheduler.core.limits import Limits
+from inferflux.scheduler.core.lifecycle.checks import check_job
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.workers import placement
 
 
 @pytest.fixture

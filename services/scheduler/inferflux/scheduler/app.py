@@ -19,12 +19,12 @@ from inferflux.common.redis import store
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import host_pb2, scheduler_pb2
 
-from .candidate import Candidate
-from .membership import Membership
+from .edge.workers import WorkerListener
+from .leadership.candidate import Candidate
+from .leadership.membership import Membership
+from .leadership.process import Process
 from .metrics import SchedulerMetrics
-from .process import Process
 from .settings import SchedulerSettings
-from .workers import WorkerListener
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -10,10 +10,10 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from inferflux.common.process.bad_messages import BadMessages
 from inferflux.common.process.metrics import REQUEST_BUCKETS_S, TIME_TO_FIRST_TOKEN_BUCKETS_S, Declare
 
-from .core.actions import CommandHost
-from .core.jobs import JobState
 from .core.scheduler import SchedulerCore
-from .core.slots import Start
+from .core.types.actions import CommandHost
+from .core.types.jobs import JobState
+from .core.workers.slots import Start
 
 _ON_WORKERS = frozenset({JobState.DISPATCHING, JobState.RUNNING})
 _OUTCOMES = ("stop", "length", "cancelled", "schema_mismatch", "finished", "duplicate")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from inferflux.common.process import logs
 from inferflux.common.tracing import trace_id_of
 
-from .core import actions
-from .core.jobs import RequestKey
+from .core.types import actions
+from .core.types.jobs import RequestKey
 from .spans import traceparent_of
 
 log = logs.get("scheduler.request")

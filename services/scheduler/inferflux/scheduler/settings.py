@@ -10,9 +10,9 @@ from pydantic_settings import SettingsConfigDict
 from inferflux.common.contract.partitions import SHARDS
 from inferflux.common.process.settings import ServiceSettings, SubjectToken, setting, unique_name
 
-from .core.fairness import FairnessSettings
-from .core.limits import Limits
-from .core.policies import PolicyName
+from .core.lifecycle.fairness import FairnessSettings
+from .core.order.policies import PolicyName
+from .core.types.limits import Limits
 
 
 class SchedulerSettings(ServiceSettings):

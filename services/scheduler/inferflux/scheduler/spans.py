@@ -12,7 +12,7 @@ from inferflux.common.tracing import Attributes, Kind, Tracer, names, valid
 from inferflux.common.tracing.context import HEADER
 from inferflux.v1 import worker_pb2
 
-from .core import actions
+from .core.types import actions
 
 
 def traceparent_of(handle: object) -> str:

@@ -13,34 +13,34 @@ from inferflux.common.contract.errors import InferFluxError, NotFound
 from inferflux.common.contract.partitions import UNKNOWN_WORKER, WHOLE, Partition
 from inferflux.v1 import generation_pb2, host_pb2, scheduler_pb2, worker_pb2
 
-from . import actions, outcomes
-from .actions import Action
-from .announcements import Outlook
-from .arrivals import Arrivals
-from .batch_answers import BatchAnswers
-from .drains import DrainProgress, progress_of
-from .fairness import FairnessController, FairnessSettings
-from .hosts import HostTable
-from .jobs import Attempt, Demand, Job, JobState, RequestKey, RequeueReason
-from .ledger import Ledger
-from .limits import Limits
-from .lost_jobs import LostJobs
-from .memory import Recent
-from .planning import Planner
-from .policies import PolicyName, make_policy
-from .policy import Policy
-from .queue import Queue
-from .readers import ReaderWatch
-from .replayed import ReplayedTokens
-from .residency import Residency
-from .running import Running
-from .shares import Floor, TenantShares
-from .slot_table import SlotTable
-from .slots import WorkerSlots
-from .state import SchedulerState
-from .timers import Timers
-from .unserved import UnservedModels
-from .worker_reports import WorkerReports
+from .lifecycle.arrivals import Arrivals
+from .lifecycle.batch_answers import BatchAnswers
+from .lifecycle.fairness import FairnessController, FairnessSettings
+from .lifecycle.lost_jobs import LostJobs
+from .lifecycle.planning import Planner
+from .lifecycle.queue import Queue
+from .lifecycle.residency import Residency
+from .lifecycle.state import SchedulerState
+from .lifecycle.unserved import UnservedModels
+from .lifecycle.worker_reports import WorkerReports
+from .order.ledger import Ledger
+from .order.policies import PolicyName, make_policy
+from .order.policy import Policy
+from .order.running import Running
+from .order.shares import Floor, TenantShares
+from .types import actions, outcomes
+from .types.actions import Action
+from .types.announcements import Outlook
+from .types.jobs import Attempt, Demand, Job, JobState, RequestKey, RequeueReason
+from .types.limits import Limits
+from .types.memory import Recent
+from .types.readers import ReaderWatch
+from .types.replayed import ReplayedTokens
+from .types.timers import Timers
+from .workers.drains import DrainProgress, progress_of
+from .workers.hosts import HostTable
+from .workers.slot_table import SlotTable
+from .workers.slots import WorkerSlots
 
 _STALL_S = 1.0
 _CANCELS_REMEMBERED = 65_536

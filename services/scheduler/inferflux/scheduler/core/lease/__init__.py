@@ -1,0 +1,1 @@
+"""A lease on leadership, and which scheduler should have it (pure)."""

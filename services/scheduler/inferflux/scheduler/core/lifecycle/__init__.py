@@ -1,0 +1,1 @@
+"""A job's way: it arrives, waits, is placed, descheduled, finished or lost (pure)."""

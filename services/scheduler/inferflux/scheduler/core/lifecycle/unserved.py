@@ -1,0 +1,54 @@
+"""Models that no worker serves, and requests that have waited too long for one (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from inferflux.scheduler.core.types.jobs import Demand, Job
+
+from .queue import ModelQueue
+from .state import SchedulerState
+
+# Between two looks at a queue whose requests may have waited too long.
+_LOOK_AGAIN_S = 0.5
+
+_Wanted = tuple[str, Demand]
+
+
+class UnservedModels:
+    """Knows since when each model is unserved, where requests for it may run.
+
+    Args:
+        is_expected: whether a model that no worker serves can be loaded, where requests for it may run.
+    """
+
+    def __init__(self, state: SchedulerState, is_expected: Callable[[str, Demand], bool]) -> None:
+        self._state = state
+        self._is_expected = is_expected
+        self._since_s: dict[_Wanted, float] = {}
+        self._look_again_s: dict[_Wanted, float] = {}
+
+    def overdue(self, now: float) -> Iterator[Job]:
+        """Requests that have waited for a worker for too long: they are to be ended."""
+        queues, is_served = self._state.queue, self._state.placement.is_served
+        wanted: set[_Wanted] = set()
+        for model, queue in queues.models.items():
+            for demand in queue.demands:
+                if not is_served(model, demand) and not self._is_expected(model, demand):
+                    wanted.add((model, demand))
+                    yield from self._overdue_of(queue, (model, demand), now)
+        queues.forget_empty(is_served)
+        for served in self._since_s.keys() - wanted:
+            self._since_s.pop(served, None)
+            self._look_again_s.pop(served, None)
+
+    def _overdue_of(self, queue: ModelQueue, wanted: _Wanted, now: float) -> Iterator[Job]:
+        timeout_s = self._state.limits.no_worker_timeout_s
+        since_s = self._since_s.setdefault(wanted, now)
+        if now - since_s < timeout_s or now < self._look_again_s.get(wanted, 0):
+            return
+        self._look_again_s[wanted] = now + _LOOK_AGAIN_S
+        demand = wanted[1]
+        yield from [
+            job for job in queue if job.is_queued and job.demand == demand and now - job.queued_s >= timeout_s
+        ]

@@ -1,0 +1,1 @@
+"""Which waiting request is next, and what each tenant was served (pure)."""

@@ -1,0 +1,1 @@
+"""Workers, their slots, and which of them takes a request (pure)."""

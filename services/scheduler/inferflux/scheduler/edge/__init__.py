@@ -1,0 +1,1 @@
+"""The scheduler's I/O: what it receives, and the actions that it performs."""

@@ -1,0 +1,1 @@
+"""Which scheduler leads which partition, and what a new leader takes over."""
