@@ -15,16 +15,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 # OpenMP reads the environment when llama.cpp's libraries are loaded.
 os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker.adapter_digest import digest_of
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
+from inferflux.worker.files.adapter_digest import digest_of
 from tools.random_adapter import write_adapter
 
 REQUESTS = 8

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.llama.native import first_log_error, llama, log_errors
-from inferflux.worker.engine.batch import Batch
+from inferflux.worker.engine.llama.batch import Batch
 
 from .prompts import Prompts, middle_of
 from .trace import Trace

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 from .command_line import add_json, make_parser, positive, write_json

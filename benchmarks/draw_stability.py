@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.common.llama.native import llama
-from inferflux.worker.engine import noise
-from inferflux.worker.engine.context import Context
-from inferflux.worker.engine.planner import ScheduledTokens
+from inferflux.worker.engine.llama.context import Context
+from inferflux.worker.engine.plan.planner import ScheduledTokens
+from inferflux.worker.engine.sampling import noise
 
 from .command_line import add_json, make_parser, positive, write_json
 from .step_cost import sequence

@@ -27,7 +27,7 @@ from rich.progress import track
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.client import AsyncClient
-from inferflux.worker.engine_process import EMBEDDER_SPIN_COUNT
+from inferflux.worker.processes.engine_process import EMBEDDER_SPIN_COUNT
 from tools.minilm import write_minilm
 
 from .command_line import add_json, make_parser, positive, show_figures

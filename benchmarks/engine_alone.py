@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import make_parser, positive
 from .engine_loop import EngineLoop, item_of
@@ -26,7 +26,7 @@ from .stats import median
 from .trace import Trace, totals
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
 SLOTS = 16
 
@@ -73,7 +73,7 @@ def main() -> None:
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from benchmarks.bare_loop import BareLoop
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),

@@ -22,7 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import positive
 from .engine_loop import item_of
@@ -30,7 +30,7 @@ from .stats import median
 
 if TYPE_CHECKING:
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.core import Engine
+    from inferflux.worker.engine.step.core import Engine
 
 SLOTS = 8
 # The tests' tiny models have a vocabulary of single bytes.
@@ -99,8 +99,8 @@ def converse(loops: dict[bool, Loop], options: argparse.Namespace, *, says_again
 
 def loop_of(config: engine_pb2.EngineConfig, *, is_on: bool) -> tuple[Loop, str]:
     """(an engine, how it shares prefixes)."""
-    from inferflux.worker.engine.core import Engine
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
+    from inferflux.worker.engine.step.core import Engine
     from inferflux.worker.engine.tiers.tiers import Tiers
 
     backend = Backend(config)

@@ -11,7 +11,7 @@ from inferflux.worker.settings import WorkerSettings
 from .trace import Trace
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
 
 def item_of(index: int, prompt: list[int], max_tokens: int) -> worker_pb2.BatchItem:
@@ -35,7 +35,7 @@ class EngineLoop:
 
     def __init__(self, backend: Backend, slots: int, *, has_prefix_cache: bool = True) -> None:
         # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
-        from inferflux.worker.engine.core import Engine
+        from inferflux.worker.engine.step.core import Engine
         from inferflux.worker.engine.tiers.tiers import Tiers
 
         self.backend = backend

@@ -28,7 +28,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import EngineLoop, item_of
@@ -36,8 +36,8 @@ from .prefix_tenants import _IDS
 from .stats import median
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.context import Context
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.context import Context
+    from inferflux.worker.engine.llama.native import Backend
 
 _SLOTS = 8
 _KV_CELLS = 16384
@@ -91,7 +91,7 @@ class Bare:
     def __init__(
         self, backend: Backend, cells: int, rows: int, *, flash_attention: bool, threads: int
     ) -> None:
-        from inferflux.worker.engine.context import Context
+        from inferflux.worker.engine.llama.context import Context
 
         self._rows = rows
         self._context: Context = Context(
@@ -207,7 +207,7 @@ def main() -> None:
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),

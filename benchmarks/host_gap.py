@@ -26,12 +26,12 @@ from rich.table import Table
 from inferflux.common.process.child.frames import ChildEnd
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.__main__ import Inbox, serve_step
-from inferflux.worker.engine.batch import Batch
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.planner import StepPlan
-from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
+from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
+from inferflux.worker.engine.llama.batch import Batch
+from inferflux.worker.engine.llama.trials import Timing
+from inferflux.worker.engine.plan.planner import StepPlan
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
-from inferflux.worker.engine.trials import Timing
 
 from .command_line import add_json, make_parser, positive, write_json
 

@@ -26,7 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .stats import median
 from .step_cost import sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from inferflux.v1 import worker_pb2
-    from inferflux.worker.engine.core import Engine
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
+    from inferflux.worker.engine.step.core import Engine
 
 ROWS = (1, 4, 16)
 _SLOTS = max(ROWS)
@@ -92,7 +92,7 @@ class Layout:
         return (time.process_time() - began) * 1000
 
     def _decode(self, n: int, position: int) -> NDArray[np.float32]:
-        from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
+        from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
 
         parts = [ScheduledTokens(sequence(i, n, position, 0), n, n_logits=1) for i in self._rows]
         return self._backend.decode(StepPlan(decoding=parts, prefilling=[], in_prefill_context=False))
@@ -201,7 +201,7 @@ class Traffic:
 
 def traffic_table(backend: Backend, requests: int, rounds: int) -> Table:
     """A row for each way in each round; the ways of a round have the same requests. 0 of them: a burst."""
-    from inferflux.worker.engine.core import Engine
+    from inferflux.worker.engine.step.core import Engine
     from inferflux.worker.engine.tiers.tiers import Tiers
 
     table = Table("cached prefixes", "compaction", "round", "CPU s", "decoded", "width", "empty", "moves")
@@ -231,7 +231,7 @@ def traffic_table(backend: Backend, requests: int, rounds: int) -> Table:
 def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model-file", type=Path, default=Path("models/inferflux-demo.gguf"))

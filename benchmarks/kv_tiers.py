@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.plan.sequence import Sequence
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
 

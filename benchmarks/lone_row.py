@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import make_parser
 from .stats import median
@@ -39,8 +39,8 @@ def main() -> None:
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
-    from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
+    from inferflux.worker.engine.llama.native import Backend
+    from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
 
     backend = Backend(
         engine_pb2.EngineConfig(

@@ -32,12 +32,12 @@ from rich.table import Table
 
 from inferflux.common.text.constraints.compiling import Compiler
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.constraints import Constraints
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.masks import MaskedRow, Masks
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.constraints.constraints import Constraints
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.step.core import Engine
+from inferflux.worker.engine.step.masks import MaskedRow, Masks
 from inferflux.worker.engine.tiers.tiers import Tiers
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import add_json, make_parser, positive, write_json
 

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import make_parser, positive
 from .stats import median
@@ -41,8 +41,8 @@ def main() -> None:
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.context import Context
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.context import Context
+    from inferflux.worker.engine.llama.native import Backend
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),

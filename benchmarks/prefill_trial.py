@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import EngineLoop, item_of
@@ -41,7 +41,7 @@ from .stats import median
 from .trace import Trace, totals
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
 SLOTS = 16
 LONG_TOKENS = 4000
@@ -66,7 +66,7 @@ Figures = dict[str, float]
 def backends(model: Path, threads: int, names: Sequence[str]) -> dict[str, Backend]:
     """The engines to compare, each loaded."""
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     def config(
         *, kv_cells: int = _KV_CELLS, flash_attention: bool = True, **more: int
@@ -101,7 +101,7 @@ def backends(model: Path, threads: int, names: Sequence[str]) -> dict[str, Backe
 @contextmanager
 def without(constant: str, backend: Backend) -> Iterator[None]:
     """The step budget without one of its constants."""
-    from inferflux.worker.engine import budget
+    from inferflux.worker.engine.plan import budget
 
     patches: dict[str, list[Any]] = {
         "": [],

@@ -29,11 +29,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.worker.engine import radix
-from inferflux.worker.engine.memory import Memory
-from inferflux.worker.engine.prefix_sharing import FULL
-from inferflux.worker.engine.saved import SavedStates
-from inferflux.worker.engine.sequence import Sequence, sequence_of
+from inferflux.worker.engine.kv import radix
+from inferflux.worker.engine.kv.prefix_sharing import FULL
+from inferflux.worker.engine.memory.memory import Memory
+from inferflux.worker.engine.memory.saved import SavedStates
+from inferflux.worker.engine.plan.sequence import Sequence, sequence_of
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 from .command_line import add_json, make_parser, positive, write_json

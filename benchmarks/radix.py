@@ -17,7 +17,7 @@ import tracemalloc
 import numpy as np
 from rich.console import Console
 
-from inferflux.worker.engine.radix import RadixPrefixCache, TokenArray
+from inferflux.worker.engine.kv.radix import RadixPrefixCache, TokenArray
 
 from .command_line import add_json, make_parser, positive, write_json
 from .stats import percentile

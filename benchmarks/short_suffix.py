@@ -21,13 +21,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import add_json, make_parser, positive, write_json
 from .step_cost import sequence
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
 _KV_CELLS = 16384
 _FILL_TOKENS = 512
@@ -62,7 +62,7 @@ class Trial:
         return taken * 1000
 
     def _compute(self, n: int, position: int, *, in_prefill_context: bool) -> None:
-        from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
+        from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
 
         part = ScheduledTokens(sequence(_OWN, n, position, 0), n, n_logits=1)
         self._backend.decode(StepPlan([], [part], in_prefill_context))
@@ -84,7 +84,7 @@ def main() -> None:
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     backend = Backend(
         engine_pb2.EngineConfig(

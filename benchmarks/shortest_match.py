@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import add_json, make_parser, positive, write_json
 from .engine_loop import EngineLoop, item_of
@@ -29,7 +29,7 @@ from .stats import median
 from .trace import Trace, totals
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
 # Token ids that are ordinary text in the demo and the bench model.
 _IDS = range(300, 1800)
@@ -72,8 +72,8 @@ def main() -> None:
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine import prefix_cache
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
+    from inferflux.worker.engine.memory import prefix_cache
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),

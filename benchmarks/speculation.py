@@ -35,7 +35,7 @@ from rich.progress import track
 from rich.table import Table
 
 from inferflux.api.speculation import SOURCES
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import positive
 from .speculation_rules import EXACTLY, RULES, Rule, without
@@ -43,11 +43,11 @@ from .stats import median
 
 if TYPE_CHECKING:
     from inferflux.v1 import worker_pb2
-    from inferflux.worker.engine.budget import Worth
-    from inferflux.worker.engine.core import Engine
-    from inferflux.worker.engine.draft_model import DraftModel
-    from inferflux.worker.engine.native import Backend
-    from inferflux.worker.engine.speculation import Row
+    from inferflux.worker.engine.llama.draft_model import DraftModel
+    from inferflux.worker.engine.llama.native import Backend
+    from inferflux.worker.engine.plan.budget import Worth
+    from inferflux.worker.engine.plan.speculation import Row
+    from inferflux.worker.engine.step.core import Engine
     from tools.demo_model.sample import Sample
 
 STREAMS = (1, 4, 16)
@@ -107,7 +107,7 @@ class Models:
 
 def engine_of(models: Models, source: str, *, has_prefix_cache: bool = False) -> Engine:
     """A new engine, over an empty cache."""
-    from inferflux.worker.engine.core import Engine
+    from inferflux.worker.engine.step.core import Engine
     from inferflux.worker.engine.tiers.tiers import Tiers
 
     backend = models.backend
@@ -177,7 +177,7 @@ class FixedBudget:
 
     def rows_worth(self, _n_decoding: int, rows: Iterable[Row], most: int) -> Worth:
         """The first `most` rows of those."""
-        from inferflux.worker.engine.budget import Worth
+        from inferflux.worker.engine.plan.budget import Worth
 
         drafted: Counter[int] = Counter()
         chosen = []
@@ -392,7 +392,7 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.ngram import NgramIndex
+    from inferflux.worker.engine.plan.ngram import NgramIndex
 
 _ENGINE = "inferflux.worker.engine"
 _NEVER = 1 << 30

@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from inferflux.worker.engine_process import SPIN_COUNT
+from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .command_line import make_parser
 from .stats import median
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
-    from inferflux.worker.engine.sequence import Sequence
+    from inferflux.worker.engine.llama.native import Backend
+    from inferflux.worker.engine.plan.sequence import Sequence
 
 DEPTHS = (0, 500, 1000, 2000, 3500)
 PROMPT_TOKENS = (8, 16, 32, 64, 128)
@@ -95,7 +95,7 @@ class Bench:
 
     def _run(self, parts: list[tuple[int, int, int]], *, in_prefill_context: bool = False) -> None:
         """Decode (seq_id, tokens, first position) in one step."""
-        from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
+        from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
 
         left = _LEFT_OF_PROMPT if in_prefill_context else 0
         scheduled = [ScheduledTokens(sequence(*part, left), part[1], n_logits=1) for part in parts]
@@ -107,9 +107,9 @@ class Bench:
 def sequence(seq_id: int, tokens: int, position: int, left: int) -> Sequence:
     """A sequence with this many tokens for this step, and `left` after it; their ids do not matter."""
     from inferflux.v1 import generation_pb2
-    from inferflux.worker.engine.sampling import Sampler
-    from inferflux.worker.engine.sequence import Sequence
-    from inferflux.worker.engine.text import TextAssembler
+    from inferflux.worker.engine.plan.sequence import Sequence
+    from inferflux.worker.engine.plan.text import TextAssembler
+    from inferflux.worker.engine.sampling.sampling import Sampler
 
     return Sequence(
         key=str(seq_id),
@@ -149,7 +149,7 @@ def main() -> None:
     os.environ["GOMP_SPINCOUNT"] = options.spin
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),

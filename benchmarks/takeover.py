@@ -27,7 +27,7 @@ from .prompts import Prompts, middle_of
 from .stats import median
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
 REQUESTS = 8
 _BATCH_TOKENS = 2048
@@ -39,8 +39,8 @@ VARIANTS = ("as it is", "mixed batches of 256 tokens", "all in one step")
 @contextmanager
 def variant(name: str) -> Iterator[None]:
     """Other steps than the engine's own, all of them mixed batches."""
-    from inferflux.worker.engine import planner
-    from inferflux.worker.engine.budget import StepBudget
+    from inferflux.worker.engine.plan import planner
+    from inferflux.worker.engine.plan.budget import StepBudget
 
     if name == VARIANTS[0]:
         yield
@@ -59,8 +59,8 @@ def variant(name: str) -> Iterator[None]:
 
 def recompute(backend: Backend, prompt_tokens: int, generated: int) -> list[float]:
     """Seconds of CPU time until each request has its next token, sorted."""
-    from inferflux.worker.engine.clock import Clock
-    from inferflux.worker.engine.core import Engine
+    from inferflux.worker.engine.step.clock import Clock
+    from inferflux.worker.engine.step.core import Engine
     from inferflux.worker.engine.tiers.tiers import Tiers
 
     engine = Engine(
@@ -103,7 +103,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     from inferflux.v1 import engine_pb2
-    from inferflux.worker.engine import native
+    from inferflux.worker.engine.llama import native
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),

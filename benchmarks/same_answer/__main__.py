@@ -25,7 +25,7 @@ from .killed import answers_of_killed
 from .trial import SLOTS, STATES, Serving, Trial, prompts_of
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
 _WAYS = ("default", "deterministic")
 _KILLED = "killed"
@@ -98,7 +98,7 @@ def main() -> int:
     """Print how many answers differ, and the cost; returns 1 if a deterministic one differs."""
     asked = _parse()
 
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     backend = Backend(
         engine_pb2.EngineConfig(

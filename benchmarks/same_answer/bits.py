@@ -22,8 +22,8 @@ from inferflux.v1 import engine_pb2
 from .trial import prompts_of
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.context import Context
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.context import Context
+    from inferflux.worker.engine.llama.native import Backend
 
 Tokens = NDArray[np.int32]
 Logits = NDArray[np.float32]
@@ -51,7 +51,7 @@ def _in_steps(context: Context, tokens: Tokens, steps: Iterable[tuple[int, int]]
 
 def _decoded(context: Context, tokens: Tokens, others: int) -> Logits:
     """The last tokens one by one, beside a token of each sequence that came before."""
-    from inferflux.worker.engine.context import Run
+    from inferflux.worker.engine.llama.context import Run
 
     context.clear()
     before = 40
@@ -94,7 +94,7 @@ def bits(backend: Backend, single: Backend, tokens: Tokens) -> Iterator[tuple[st
 def turns(backend: Backend, tokens: Tokens) -> Iterator[tuple[str, float]]:
     """Each defect, and how far it turns the logits after it."""
     from inferflux.common.llama.native import llama
-    from inferflux.worker.engine.trial import deviation
+    from inferflux.worker.engine.llama.trial import deviation
 
     context, prefill = backend._main, backend._prefill  # noqa: SLF001
     first, other = tokens.shape[0] - _ROWS, 3
@@ -148,7 +148,7 @@ def turns(backend: Backend, tokens: Tokens) -> Iterator[tuple[str, float]]:
 
 
 def _backend(path: Path, threads: int) -> Backend:
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
 
     config = engine_pb2.EngineConfig(
         model_path=str(path),
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     asked = parser.parse_args(arguments)
 
-    from inferflux.worker.engine.trial import trial_tokens
+    from inferflux.worker.engine.llama.trial import trial_tokens
 
     backend = _backend(asked.model, asked.threads)
     many = prompts_of(backend, 40, seed=7, words=90)

@@ -13,8 +13,8 @@ from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from inferflux.worker.engine.core import Engine
-    from inferflux.worker.engine.native import Backend
+    from inferflux.worker.engine.llama.native import Backend
+    from inferflux.worker.engine.step.core import Engine
 
 SLOTS = 9
 _OTHERS_CELLS = 4_200
@@ -49,7 +49,7 @@ class Serving:
 
     def __post_init__(self) -> None:
         # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
-        from inferflux.worker.engine.core import Engine
+        from inferflux.worker.engine.step.core import Engine
         from inferflux.worker.engine.tiers.tiers import Tiers
 
         for seq_id in range(self.backend.sequences):  # what an earlier engine has left there

@@ -19,8 +19,8 @@ from harness.serving import Served, load
 from harness.worker import batch_item
 
 from inferflux.v1 import worker_pb2
-from inferflux.worker.engine.native import Backend
-from inferflux.worker.model_file import read_model_file
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.files.model_file import read_model_file
 
 from .reference import Reference
 

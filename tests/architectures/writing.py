@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from harness.gguf_files import Field, Gguf, Tensor, boolean, f32, numbers, text, u32
 
-from inferflux.worker.gguf_header import HEADER, _Reader
-from inferflux.worker.weight_parts import PartCounts
+from inferflux.worker.files.gguf_header import HEADER, _Reader
+from inferflux.worker.files.weight_parts import PartCounts
 
 from .families import FAMILIES, Family
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 ENGINE = "inferflux.worker.engine"
-WITNESS = "inferflux.worker.witness"
+WITNESS = "inferflux.worker.processes.witness"
 
 
 def child_of(pid: int, module: str) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from inferflux.worker.engine.envelope import Envelope, Identity, blank
+from inferflux.worker.engine.kv.envelope import Envelope, Identity, blank
 
 IDENTITY = Identity("m", "0.3.36", 1, 1, flash_attention=True, rope="10000")
 

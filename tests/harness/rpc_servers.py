@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from inferflux.common.servers.servers import free_port
-from inferflux.worker.engine.rpc_servers import RpcServerError, check_server
+from inferflux.worker.engine.llama.rpc_servers import RpcServerError, check_server
 
 _WAIT_S = 30.0
 _FLAGS = ("--device", "CPU", "--threads", "1")

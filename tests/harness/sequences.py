@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.envelope import TokenArray
-from inferflux.worker.engine.sampling import Sampler
-from inferflux.worker.engine.sequence import Sequence
-from inferflux.worker.engine.text import TextAssembler
+from inferflux.worker.engine.kv.envelope import TokenArray
+from inferflux.worker.engine.plan.sequence import Sequence
+from inferflux.worker.engine.plan.text import TextAssembler
+from inferflux.worker.engine.sampling.sampling import Sampler
 
 
 def new_sequence(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.constraints import Constraints
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.constraints.constraints import Constraints
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 DEMO_MODEL = Path(__file__).parents[2] / "models" / "inferflux-demo.gguf"

@@ -8,12 +8,12 @@ from typing import Any
 from harness.worker import DEMO_MODEL
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.clock import Clock
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.draft_model import DraftModel
-from inferflux.worker.engine.images import Images
-from inferflux.worker.engine.ledger_check import difference
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.draft_model import DraftModel
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.media.images import Images
+from inferflux.worker.engine.memory.ledger_check import difference
+from inferflux.worker.engine.step.clock import Clock
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 

@@ -26,25 +26,25 @@ from prometheus_client import CollectorRegistry
 from inferflux.common.contract import subjects
 from inferflux.common.tracing import OFF
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.emit import Emitter
-from inferflux.worker.engine.budget import Worth
-from inferflux.worker.engine.clock import Clock
-from inferflux.worker.engine.context import Interrupted, IsInterrupted
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
-from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
-from inferflux.worker.engine.speculation import Row
+from inferflux.worker.engine.kv.prefix_sharing import FULL, PrefixSharing, Sharing
+from inferflux.worker.engine.llama.context import Interrupted, IsInterrupted
+from inferflux.worker.engine.llama.trials import Timing
+from inferflux.worker.engine.plan.budget import Worth
+from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
+from inferflux.worker.engine.plan.speculation import Row
+from inferflux.worker.engine.step.clock import Clock
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
-from inferflux.worker.engine.trials import Timing
-from inferflux.worker.events import WorkerEvents
-from inferflux.worker.heartbeat import Heartbeat
-from inferflux.worker.intake import Intake
+from inferflux.worker.files.model_file import ModelFile
+from inferflux.worker.host.heartbeat import Heartbeat
+from inferflux.worker.host.intake import Intake
 from inferflux.worker.metrics import WorkerMetrics
-from inferflux.worker.model_file import ModelFile
-from inferflux.worker.model_host import ModelHost, ModelOptions, Shared
-from inferflux.worker.spans import WorkerSpans
-from inferflux.worker.worker_state import WorkerState
+from inferflux.worker.model.emit import Emitter
+from inferflux.worker.model.events import WorkerEvents
+from inferflux.worker.model.model_host import ModelHost, ModelOptions, Shared
+from inferflux.worker.model.spans import WorkerSpans
+from inferflux.worker.model.worker_state import WorkerState
 
 VOCABULARY = 40
 CONTEXT = 128

@@ -19,7 +19,7 @@ from .command import ApiKey, AsJson, Endpoint, StateDirectory, as_dict, make_con
 from .errors import CommandError
 from .tables import bytes_words, make_table
 
-_PLAN = "inferflux.worker.plan"
+_PLAN = "inferflux.worker.files.plan"
 _RPC_SERVER = "inferflux.worker.rpc_server"
 _MAIN_MEMORY = "main memory"
 

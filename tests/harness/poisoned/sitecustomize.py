@@ -21,7 +21,7 @@ _SIZE = (33, 33)
 
 
 def _arm() -> None:
-    from inferflux.worker.engine.core import Engine
+    from inferflux.worker.engine.step.core import Engine
 
     step = Engine.step
     started: dict[tuple[str, int], int] = {}
@@ -40,7 +40,7 @@ def _arm() -> None:
 def _arm_projector() -> None:
     from inferflux.common.llama import mtmd
     from inferflux.v1.engine_pb2 import EngineImage
-    from inferflux.worker.engine.projector import EncodedRun, Projector
+    from inferflux.worker.engine.media.projector import EncodedRun, Projector
 
     encode = Projector.encode
 

@@ -13,7 +13,7 @@ from harness.policy import PolicyProcess
 
 from inferflux.common.bus import Bus
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.worker.model_file import read_model_file
+from inferflux.worker.files.model_file import read_model_file
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "models" / "inferflux-demo.gguf"
 

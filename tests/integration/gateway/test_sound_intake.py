@@ -19,7 +19,7 @@ from inferflux.common.contract.requests.sounds import unpacked_sound
 from inferflux.gateway.images.decoding import ImageLimits
 from inferflux.gateway.images.intake import ImageIntake
 from inferflux.v1 import inference_pb2, model_pb2
-from inferflux.worker.mmproj_file import read_projection
+from inferflux.worker.files.mmproj_file import read_projection
 
 Message = inference_pb2.ChatMessage
 CARD = model_pb2.ModelCard(name="m", digest="m", takes_audio=True, projector="p")

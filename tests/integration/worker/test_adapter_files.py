@@ -11,8 +11,8 @@ import pytest
 from harness.gguf_files import tiny_model
 from harness.worker import DEMO_MODEL
 
-from inferflux.worker.adapter_digest import digest_of
-from inferflux.worker.adapter_file import AdapterFileError, probe_adapter_file
+from inferflux.worker.files.adapter_digest import digest_of
+from inferflux.worker.files.adapter_file import AdapterFileError, probe_adapter_file
 from tools.random_adapter import write_adapter
 
 QUERY = "blk.0.attn_q.weight"

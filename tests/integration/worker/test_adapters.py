@@ -19,9 +19,9 @@ from harness.worker import DEMO_MODEL, batch_item
 
 from inferflux.common.llama.native import llama
 from inferflux.v1 import engine_pb2, worker_pb2
-from inferflux.worker.adapter_digest import digest_of
-from inferflux.worker.engine.batch import Batch
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.batch import Batch
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.files.adapter_digest import digest_of
 from tools.random_adapter import write_adapter
 
 TEXT = "The fox ran to the river and the owl saw it. One day the owl said to the fox that"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.answer_checks import AnswerChecks, CheckerError, CheckError
+from inferflux.worker.engine.constraints.answer_checks import AnswerChecks, CheckerError, CheckError
 
 SMALL = generation_pb2.StructuredConstraint(json_schema='{"type":"integer","maximum":9}')
 

@@ -18,9 +18,9 @@ from harness.serving import Served, load
 from harness.worker import DEMO_MODEL, batch_item
 
 from inferflux.v1 import engine_pb2, generation_pb2
-from inferflux.worker.engine.compaction import Compaction, MoveCost
-from inferflux.worker.engine.kv_types import KvType
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.kv.compaction import Compaction, MoveCost
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.files.kv_types import KvType
 
 CELLS = 1024
 ANSWER_TOKENS = 30

@@ -19,8 +19,8 @@ from harness.worker_world import EagerBudget
 
 from inferflux.common.text.constraints.schema import read_schema
 from inferflux.v1 import engine_pb2, generation_pb2, worker_pb2
-from inferflux.worker.engine.constraints import Constraints
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.constraints.constraints import Constraints
+from inferflux.worker.engine.llama.native import Backend
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 RANDOM: dict[str, Any] = {"temperature": 3.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

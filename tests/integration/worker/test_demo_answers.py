@@ -11,7 +11,7 @@ from harness.serving import Served, load
 from harness.sure import check_sure, prompt_tokens
 from harness.worker import batch_item
 
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.native import Backend
 
 SUM = {"name": "calculator", "arguments": {"expression": "12 + 7"}}
 WEATHER = {"name": "weather", "arguments": {"city": "Paris"}}

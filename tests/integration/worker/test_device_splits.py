@@ -15,9 +15,9 @@ from harness.rpc_servers import RpcServer, rpc_servers
 from harness.worker import DEMO_MODEL, batch_item
 
 from inferflux.v1 import device_pb2, engine_pb2, tokens_pb2
-from inferflux.worker.device_plan import DRIVER_BYTES, plan_devices
-from inferflux.worker.model_file import read_model_file
-from inferflux.worker.needs import Asked
+from inferflux.worker.files.device_plan import DRIVER_BYTES, plan_devices
+from inferflux.worker.files.model_file import read_model_file
+from inferflux.worker.files.needs import Asked
 
 _EXPERTS = 4
 _LAYERS = 2

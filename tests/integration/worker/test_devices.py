@@ -20,7 +20,7 @@ from inferflux.common.bus import Bus
 from inferflux.common.contract.requests.stream_limits import StreamLimits
 from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import device_pb2, tokens_pb2
-from inferflux.worker.engine.rpc_servers import RpcServerError, check_server
+from inferflux.worker.engine.llama.rpc_servers import RpcServerError, check_server
 
 Start = Callable[..., Awaitable[WorkerProcess]]
 _LAYERS = 6

@@ -30,8 +30,8 @@ from harness.worker import WorkerProcess, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus
 from inferflux.v1 import engine_pb2, scheduler_pb2
-from inferflux.worker.engine_host import EngineHost, EngineLoadError
-from inferflux.worker.model_file import ModelFileError, probe_model_file
+from inferflux.worker.files.model_file import ModelFileError, probe_model_file
+from inferflux.worker.processes.engine_host import EngineHost, EngineLoadError
 
 GOOD = tiny_model()
 QUERY = GOOD.tensors["blk.0.attn_q.weight"]

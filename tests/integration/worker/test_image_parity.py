@@ -32,8 +32,8 @@ from inferflux.gateway.images.sound_decoder import decode, split
 from inferflux.gateway.tokenizer.tokenizer import PromptIds, Tokenizer
 from inferflux.gateway.tokenizer.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import engine_pb2, inference_pb2, tokenizer_pb2, worker_pb2
-from inferflux.worker.engine.native import Backend
-from inferflux.worker.mmproj_file import read_projection
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.files.mmproj_file import read_projection
 
 KINDS: dict[str, tuple[Callable[[], Gguf], Callable[[int], Gguf]]] = {
     "fixed": (seeing_model, tiny_projector),

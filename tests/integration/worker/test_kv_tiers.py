@@ -13,10 +13,10 @@ from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, t
 
 from inferflux.common.bus import Bus
 from inferflux.v1 import engine_pb2, tokens_pb2
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.envelope import Envelope, Identity
-from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.kv.envelope import Envelope, Identity
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.plan.sequence import Sequence
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.rates import Tier
 from inferflux.worker.engine.tiers.tiers import Tiers

@@ -19,9 +19,9 @@ from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, t
 from inferflux.common.bus import Bus
 from inferflux.common.llama.native import llama
 from inferflux.v1 import engine_pb2
-from inferflux.worker.engine.envelope import Refusal, Refused, blank, open_envelope
-from inferflux.worker.engine.kv_types import NUMBER_TYPES, KvType, KvTypes
-from inferflux.worker.engine.native import Backend, LoadError
+from inferflux.worker.engine.kv.envelope import Refusal, Refused, blank, open_envelope
+from inferflux.worker.engine.llama.native import Backend, LoadError
+from inferflux.worker.files.kv_types import NUMBER_TYPES, KvType, KvTypes
 
 CELLS = 1024
 ANSWER_TOKENS = 24

@@ -18,8 +18,8 @@ from harness.worker import batch_item
 
 from inferflux.common.llama.native import llama
 from inferflux.v1 import engine_pb2
-from inferflux.worker.engine.clock import Clock
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.step.clock import Clock
 
 SMALL: dict[str, Any] = {"slots": 2, "sequences": 8, "kv_cells": 512}
 ANSWER_TOKENS = 20

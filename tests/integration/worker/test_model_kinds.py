@@ -19,9 +19,9 @@ from harness.worker import WorkerProcess, batch_item, read_to_end, token_ids
 from inferflux.common.bus import Bus
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.v1 import scheduler_pb2, worker_pb2
-from inferflux.worker.cached_prefixes import CachedPrefixes
-from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.prefix_sharing import Sharing
+from inferflux.worker.engine.kv.prefix_sharing import Sharing
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.model.cached_prefixes import CachedPrefixes
 
 KINDS = {
     "window": (sliding_window_model, Sharing.WINDOW),

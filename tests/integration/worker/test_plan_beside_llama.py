@@ -14,10 +14,10 @@ from harness.model_kinds import sliding_window_model
 from harness.serving import load
 from harness.worker import DEMO_MODEL
 
-from inferflux.worker.device_plan import plan_devices
-from inferflux.worker.engine.kv_types import KvType, KvTypes
-from inferflux.worker.model_file import read_model_file
-from inferflux.worker.needs import PROCESS_BYTES, Asked
+from inferflux.worker.files.device_plan import plan_devices
+from inferflux.worker.files.kv_types import KvType, KvTypes
+from inferflux.worker.files.model_file import read_model_file
+from inferflux.worker.files.needs import PROCESS_BYTES, Asked
 from tools.bench_model import parse, write
 
 MIB = 1 << 20

@@ -15,12 +15,12 @@ from harness.worker import batch_item
 from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2
-from inferflux.worker.engine.budget import StepBudget
-from inferflux.worker.engine.context import Interrupted
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.planner import ScheduledTokens, StepPlan
-from inferflux.worker.engine.sequence import Sequence
+from inferflux.worker.engine.llama.context import Interrupted
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.plan.budget import StepBudget
+from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
+from inferflux.worker.engine.plan.sequence import Sequence
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"

@@ -15,7 +15,7 @@ from harness.serving import Served, load
 from harness.worker import batch_item
 
 from inferflux.v1 import worker_pb2
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.native import Backend
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -20,7 +20,7 @@ from inferflux.common.redis import store
 from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import engine_pb2, generation_pb2
 from inferflux.worker.metrics import WorkerMetrics
-from inferflux.worker.prefix_reports import PrefixReports
+from inferflux.worker.model.prefix_reports import PrefixReports
 
 SCOPE = "tenant/acme"
 make_hasher = partial(PrefixHasher, model_digest="digest", block_tokens=2)

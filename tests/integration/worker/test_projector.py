@@ -23,8 +23,8 @@ from inferflux.common.llama.mtmd import Mtmd
 from inferflux.common.llama.native import llama
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
-from inferflux.worker.engine.projector import Projector, ProjectorError
-from inferflux.worker.mmproj_file import read_projection
+from inferflux.worker.engine.media.projector import Projector, ProjectorError
+from inferflux.worker.files.mmproj_file import read_projection
 
 _WIDTH = 256
 

@@ -20,7 +20,7 @@ from harness.projectors import (
 )
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.worker.mmproj_file import Projection, probe_projection, read_projection
+from inferflux.worker.files.mmproj_file import Projection, probe_projection, read_projection
 
 _PLAIN, _IN_A_PLANE = "llama", "qwen2vl"
 

@@ -10,8 +10,8 @@ import pytest
 from harness.worker import batch_item
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"

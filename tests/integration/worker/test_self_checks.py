@@ -13,12 +13,12 @@ from harness.serving import load
 from numpy.typing import NDArray
 
 from inferflux.common.llama.native import llama
-from inferflux.worker.engine.context import Context
-from inferflux.worker.engine.native import Backend
-from inferflux.worker.engine.prefix_sharing import Sharing
-from inferflux.worker.engine.sharing_trial import find_sharing
-from inferflux.worker.engine.state import StateBytes
-from inferflux.worker.engine.trial import Deviation, deviation, trial_tokens
+from inferflux.worker.engine.kv.prefix_sharing import Sharing
+from inferflux.worker.engine.llama.context import Context
+from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.llama.sharing_trial import find_sharing
+from inferflux.worker.engine.llama.state import StateBytes
+from inferflux.worker.engine.llama.trial import Deviation, deviation, trial_tokens
 
 # Of a state's head: magic number, sequence id, streams, cells.
 _HEAD_BYTES = 16

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from harness.children import has_ended
 
-from inferflux.worker.engine_process import EMBEDDER, ENGINE, EngineProcess, SpareEngine
+from inferflux.worker.processes.engine_process import EMBEDDER, ENGINE, EngineProcess, SpareEngine
 
 
 @pytest.fixture

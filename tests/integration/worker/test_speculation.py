@@ -24,12 +24,12 @@ from harness.worker_world import EagerBudget
 from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.context import DecodeError, Run
-from inferflux.worker.engine.draft_model import DraftModel, Wanted
-from inferflux.worker.engine.drafting import Drafting
-from inferflux.worker.engine.native import Backend, LoadError
-from inferflux.worker.engine.sequence import Sequence, sequence_of
-from inferflux.worker.engine.speculation import Course
+from inferflux.worker.engine.llama.context import DecodeError, Run
+from inferflux.worker.engine.llama.draft_model import DraftModel, Wanted
+from inferflux.worker.engine.llama.native import Backend, LoadError
+from inferflux.worker.engine.plan.sequence import Sequence, sequence_of
+from inferflux.worker.engine.plan.speculation import Course
+from inferflux.worker.engine.step.drafting import Drafting
 
 OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
 DRAFT = generation_pb2.SPECULATION_DRAFT

@@ -12,7 +12,7 @@ from harness.worker import batch_item
 from harness.worker_world import EagerBudget
 
 from inferflux.v1 import generation_pb2, worker_pb2
-from inferflux.worker.engine.native import Backend
+from inferflux.worker.engine.llama.native import Backend
 
 OPEN = generation_pb2.REASONING_FORMAT_OPEN
 RANDOM: dict[str, Any] = {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3}

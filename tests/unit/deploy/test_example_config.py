@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inferflux.gateway.models.splits import read_splits
-from inferflux.worker.models_config import read_models
+from inferflux.worker.host.models_config import read_models
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "config/inferflux.yaml"

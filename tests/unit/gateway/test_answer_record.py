@@ -22,7 +22,7 @@ from inferflux.gateway.answers.record import (
     unseal,
 )
 from inferflux.v1 import answers_pb2, generation_pb2, tokens_pb2
-from inferflux.worker.engine.text import TextAssembler
+from inferflux.worker.engine.plan.text import TextAssembler
 
 Chunk = tokens_pb2.TokenChunk
 Usage = generation_pb2.Usage

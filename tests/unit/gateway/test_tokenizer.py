@@ -22,7 +22,7 @@ from inferflux.common.contract.requests.images import check_images, image_id, pl
 from inferflux.gateway.tokenizer.tokenizer import MAX_RUN_CHARS, Tokenizer, check_runs
 from inferflux.gateway.tokenizer.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import inference_pb2, tokenizer_pb2
-from inferflux.worker.mmproj_file import read_projection
+from inferflux.worker.files.mmproj_file import read_projection
 
 HI = inference_pb2.ChatMessage(role="user", content="hi")
 BOS, HE = 257, 256

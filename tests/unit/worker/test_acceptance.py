@@ -10,9 +10,9 @@ from harness.answer_syntaxes import MISTRAL
 from harness.sequences import new_sequence
 
 from inferflux.v1 import generation_pb2, worker_pb2
-from inferflux.worker.engine.acceptance import accept
-from inferflux.worker.engine.sequence import Sequence, sequence_of
-from inferflux.worker.engine.text import TextAssembler
+from inferflux.worker.engine.plan.acceptance import accept
+from inferflux.worker.engine.plan.sequence import Sequence, sequence_of
+from inferflux.worker.engine.plan.text import TextAssembler
 
 PIECES = SimpleNamespace(eog=frozenset[int](), piece=lambda token: bytes([65 + token]))
 STOP, LENGTH = generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH

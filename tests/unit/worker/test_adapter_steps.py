@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 from harness.sequences import new_sequence
 
-from inferflux.worker.engine.adapter_steps import AdapterSteps, by_adapter
-from inferflux.worker.engine.budget import StepBudget
-from inferflux.worker.engine.sequence import Phase, Sequence
+from inferflux.worker.engine.plan.adapter_steps import AdapterSteps, by_adapter
+from inferflux.worker.engine.plan.budget import StepBudget
+from inferflux.worker.engine.plan.sequence import Phase, Sequence
 
 
 def sequence(number: int, adapter: str, *, prompt: int = 0, urgency_key: float = 0.0) -> Sequence:

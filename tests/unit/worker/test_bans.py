@@ -7,10 +7,10 @@ import copy
 import numpy as np
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.bans import Bans
-from inferflux.worker.engine.sampling import Sampler
-from inferflux.worker.engine.sampling_rows import choose_tokens
-from inferflux.worker.engine.text import TextAssembler
+from inferflux.worker.engine.plan.text import TextAssembler
+from inferflux.worker.engine.sampling.bans import Bans
+from inferflux.worker.engine.sampling.sampling import Sampler
+from inferflux.worker.engine.sampling.sampling_rows import choose_tokens
 
 
 def banned(bans: Bans) -> set[int]:

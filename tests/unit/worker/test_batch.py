@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from harness.sequences import new_sequence
 
-from inferflux.worker.engine.batch import Batch
-from inferflux.worker.engine.planner import ScheduledTokens
+from inferflux.worker.engine.llama.batch import Batch
+from inferflux.worker.engine.plan.planner import ScheduledTokens
 
 
 def test_a_part_has_as_many_rows_of_logits_as_it_wants() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.breakers import MAX_TAIL, BreakerFinder, Spellings, find_breakers
+from inferflux.worker.engine.sampling.breakers import MAX_TAIL, BreakerFinder, Spellings, find_breakers
 
 
 class Letters:

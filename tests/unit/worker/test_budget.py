@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.budget import LONG_STEP, StepBudget, StepTime
-from inferflux.worker.engine.speculation import Candidate, rows_of
+from inferflux.worker.engine.plan.budget import LONG_STEP, StepBudget, StepTime
+from inferflux.worker.engine.plan.speculation import Candidate, rows_of
 
 # Seconds of a step by its tokens. A single token takes another path, as in llama.cpp.
 Cost = Callable[[int], float]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import BLOCKS_AT_ONCE, Change, Tier
 from inferflux.v1 import engine_pb2, generation_pb2
-from inferflux.worker.cached_prefixes import CachedPrefixes
+from inferflux.worker.model.cached_prefixes import CachedPrefixes
 
 HASHER = PrefixHasher(bytes(32), model_digest="digest", block_tokens=2)
 DEVICE, HOST = generation_pb2.CACHE_TIER_DEVICE, generation_pb2.CACHE_TIER_HOST

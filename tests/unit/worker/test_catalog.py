@@ -22,12 +22,12 @@ from inferflux.common.contract.messages.hosts import MAX_KNOWN, check_model, che
 from inferflux.common.contract.terms import SeenTerms
 from inferflux.v1 import model_pb2
 from inferflux.worker.app import together
-from inferflux.worker.catalog import AdapterWish, Catalog, Known, Wish
-from inferflux.worker.host_status import HostStatusReports
-from inferflux.worker.mmproj_file import Projection
-from inferflux.worker.model_file import ModelFile
-from inferflux.worker.needs import Needs
-from inferflux.worker.worker_state import WorkerState
+from inferflux.worker.files.mmproj_file import Projection
+from inferflux.worker.files.model_file import ModelFile
+from inferflux.worker.files.needs import Needs
+from inferflux.worker.host.catalog import AdapterWish, Catalog, Known, Wish
+from inferflux.worker.host.host_status import HostStatusReports
+from inferflux.worker.model.worker_state import WorkerState
 
 GIB = 1 << 30
 HELD = (model_pb2.MODEL_STATE_LOADING, model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_UNLOADING)

@@ -10,8 +10,8 @@ from harness.gguf_files import Gguf, text, tiny_model
 
 from inferflux.common.llama.vocab import Vocab
 from inferflux.common.process.child.memory_file import path_of
-from inferflux.worker.chat_template_file import with_template
-from inferflux.worker.model_file import ModelFileError, probe_model_file, read_model_file
+from inferflux.worker.files.chat_template_file import with_template
+from inferflux.worker.files.model_file import ModelFileError, probe_model_file, read_model_file
 
 GOOD = tiny_model()
 

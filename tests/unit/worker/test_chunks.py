@@ -8,11 +8,11 @@ from harness.sequences import new_sequence
 
 from inferflux.common.contract.errors import Internal, InvalidArgument
 from inferflux.v1 import generation_pb2, tokens_pb2
-from inferflux.worker.engine import chunks
-from inferflux.worker.engine.acceptance import Accepted
-from inferflux.worker.engine.logprobs import Logprobs
-from inferflux.worker.engine.sequence import Sequence
-from inferflux.worker.engine.speculation import NGRAM, Drafts
+from inferflux.worker.engine.plan.acceptance import Accepted
+from inferflux.worker.engine.plan.sequence import Sequence
+from inferflux.worker.engine.plan.speculation import NGRAM, Drafts
+from inferflux.worker.engine.sampling.logprobs import Logprobs
+from inferflux.worker.engine.step import chunks
 from inferflux.worker.engine.tiers.rates import Tier
 
 

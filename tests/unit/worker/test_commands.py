@@ -11,7 +11,7 @@ from inferflux.common.process.child.frames import ChildEnd, pack
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine import __main__ as engine_main
 from inferflux.worker.engine.__main__ import Inbox
-from inferflux.worker.engine.commands import is_more_urgent
+from inferflux.worker.engine.step.commands import is_more_urgent
 
 Command = engine_pb2.EngineCommand
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.compaction import Compaction, MoveCost
+from inferflux.worker.engine.kv.compaction import Compaction, MoveCost
 
 CELL_S = 1e-6
 HOLES = 10_240, 512

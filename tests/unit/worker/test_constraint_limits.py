@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from inferflux.worker.engine.answer_checks import AnswerChecks
-from inferflux.worker.engine.constraints import COMPILE_LIMIT_S, CompiledConstraint
+from inferflux.worker.engine.constraints.answer_checks import AnswerChecks
+from inferflux.worker.engine.constraints.constraints import COMPILE_LIMIT_S, CompiledConstraint
 
 
 def test_time_counts_from_when_it_is_the_constraints_turn() -> None:

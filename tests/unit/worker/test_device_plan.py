@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.device_plan import DRIVER_BYTES, DevicePlan, plan_devices
-from inferflux.worker.engine.kv_types import KvTypes
-from inferflux.worker.model_facts import ModelFacts
-from inferflux.worker.needs import Asked
-from inferflux.worker.weight_parts import WeightParts
+from inferflux.worker.files.device_plan import DRIVER_BYTES, DevicePlan, plan_devices
+from inferflux.worker.files.kv_types import KvTypes
+from inferflux.worker.files.model_facts import ModelFacts
+from inferflux.worker.files.needs import Asked
+from inferflux.worker.files.weight_parts import WeightParts
 
 MIB = 1 << 20
 GIB = 1 << 30

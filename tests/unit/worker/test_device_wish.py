@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.worker.device_wish import (
-    DeviceWish,
-    overrides_of,
-    servers_of,
-    tensor_split_of,
-)
+from inferflux.worker.files.device_wish import DeviceWish, overrides_of, servers_of, tensor_split_of
 
 
 def test_parts_of_a_model_are_numbers() -> None:

@@ -10,12 +10,12 @@ from harness.worker import batch_item, resume_item
 from harness.worker_world import EagerBudget, WorkerWorld, repetitive
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.budget import StepBudget
-from inferflux.worker.engine.drafting import Drafting
-from inferflux.worker.engine.planner import ScheduledTokens, plan_step
-from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
-from inferflux.worker.engine.sequence import Phase, Sequence
-from inferflux.worker.engine.verification import drafted_tokens
+from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
+from inferflux.worker.engine.plan.budget import StepBudget
+from inferflux.worker.engine.plan.planner import ScheduledTokens, plan_step
+from inferflux.worker.engine.plan.sequence import Phase, Sequence
+from inferflux.worker.engine.step.drafting import Drafting
+from inferflux.worker.engine.step.verification import drafted_tokens
 
 NGRAM, OFF = generation_pb2.SPECULATION_NGRAM, generation_pb2.SPECULATION_OFF
 UNSET = generation_pb2.SPECULATION_UNSPECIFIED

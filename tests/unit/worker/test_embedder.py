@@ -9,7 +9,7 @@ import numpy as np
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.embedder.core import Embedder
 from inferflux.worker.embedder.jobs import Tokens, Vector
-from inferflux.worker.engine.clock import Clock
+from inferflux.worker.engine.step.clock import Clock
 
 
 class Model:

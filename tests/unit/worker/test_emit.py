@@ -9,8 +9,8 @@ import pytest
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
 from inferflux.v1 import tokens_pb2
-from inferflux.worker import emit
-from inferflux.worker.emit import Emitter
+from inferflux.worker.model import emit
+from inferflux.worker.model.emit import Emitter
 
 
 class MoodyBus:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from inferflux.v1 import engine_pb2
-from inferflux.worker import engine_host
-from inferflux.worker.engine_host import EngineHost, EngineLoadError
+from inferflux.worker.processes import engine_host
+from inferflux.worker.processes.engine_host import EngineHost, EngineLoadError
 
 
 class DyingHost(EngineHost):

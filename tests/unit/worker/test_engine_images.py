@@ -14,11 +14,11 @@ from harness.worker_world import VOCABULARY, CheckingCache
 
 from inferflux.common.contract.requests.images import image_id, placeholders
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.core import Engine
-from inferflux.worker.engine.images import Images
-from inferflux.worker.engine.planner import StepPlan
-from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
-from inferflux.worker.engine.projector import EncodedRun
+from inferflux.worker.engine.kv.prefix_sharing import FULL, PrefixSharing, Sharing
+from inferflux.worker.engine.media.images import Images
+from inferflux.worker.engine.media.projector import EncodedRun
+from inferflux.worker.engine.plan.planner import StepPlan
+from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 N = 16

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.envelope import (
+from inferflux.worker.engine.kv.envelope import (
     MAGIC,
     PRELUDE_BYTES,
     VERSION,

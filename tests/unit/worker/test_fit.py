@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.process.machine.free_memory import free_bytes
-from inferflux.worker.engine.fit import (
+from inferflux.worker.files.fit import (
     CELL_UNIT,
     CellShape,
     DoesNotFitError,

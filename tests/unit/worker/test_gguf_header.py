@@ -13,10 +13,10 @@ from harness.gguf_files import Field, array, boolean, f32, i32, nested, text, ti
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.kv_types import USUAL
-from inferflux.worker.gguf_header import Array, Header, HeaderError, Kind, parse_header, strings_of
-from inferflux.worker.model_checks import check_metadata, check_tokens
-from inferflux.worker.model_facts import facts_of
+from inferflux.worker.files.gguf_header import Array, Header, HeaderError, Kind, parse_header, strings_of
+from inferflux.worker.files.kv_types import USUAL
+from inferflux.worker.files.model_checks import check_metadata, check_tokens
+from inferflux.worker.files.model_facts import facts_of
 
 WHOLE = tiny_model().data()
 HEAD_BYTES = len(tiny_model().head())

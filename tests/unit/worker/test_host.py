@@ -14,15 +14,15 @@ import pytest
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument, Unavailable
 from inferflux.v1 import host_pb2, model_pb2
 from inferflux.worker.app import Worker, together
-from inferflux.worker.catalog import Catalog, Known, Wish
-from inferflux.worker.engine.kv_types import USUAL
-from inferflux.worker.engine_host import EngineLoadError
-from inferflux.worker.host import Host
-from inferflux.worker.mmproj_file import Projection
-from inferflux.worker.model_facts import ModelFacts
-from inferflux.worker.model_file import ModelFile
-from inferflux.worker.model_setup import engine_config
-from inferflux.worker.needs import Needs
+from inferflux.worker.files.kv_types import USUAL
+from inferflux.worker.files.mmproj_file import Projection
+from inferflux.worker.files.model_facts import ModelFacts
+from inferflux.worker.files.model_file import ModelFile
+from inferflux.worker.files.needs import Needs
+from inferflux.worker.host.catalog import Catalog, Known, Wish
+from inferflux.worker.host.host import Host
+from inferflux.worker.host.model_setup import engine_config
+from inferflux.worker.processes.engine_host import EngineLoadError
 from inferflux.worker.settings import WorkerSettings
 
 GIB = 1 << 30
@@ -80,7 +80,7 @@ async def test_a_model_that_is_made_known_again_stays_pinned_the_default_and_siz
     async def probed(_path: Path, **_options: object) -> ModelFile:
         return FILE
 
-    monkeypatch.setattr("inferflux.worker.host.probe_model_file", probed)
+    monkeypatch.setattr("inferflux.worker.host.host.probe_model_file", probed)
     models = host(Offers())
     first = Wish("a", aliases=("x",), is_pinned=True, is_default=True, context_length=512)
     await models.know(first, FILE)
@@ -170,7 +170,7 @@ class Failing:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
-    monkeypatch.setattr("inferflux.worker.host.ModelWorker", Failing)
+    monkeypatch.setattr("inferflux.worker.host.host.ModelWorker", Failing)
     return Failing
 
 
@@ -189,7 +189,7 @@ async def test_a_pinned_model_that_failed_is_tried_again_without_a_request(
         pauses.append(failures)
         return 0.0
 
-    monkeypatch.setattr("inferflux.worker.host.load_retries.pause_s", pause_s)
+    monkeypatch.setattr("inferflux.worker.host.host.load_retries.pause_s", pause_s)
     failing.failures = 3
     models = host(Offers())
     known = await models.know(Wish("a", is_pinned=True), FILE)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from inferflux.common.process.child.captured import Captured
-from inferflux.worker import engine_host
-from inferflux.worker.engine.image_note import ImageNote, noted_in
+from inferflux.worker.engine.media.image_note import ImageNote, noted_in
+from inferflux.worker.processes import engine_host
 
 
 @pytest.fixture

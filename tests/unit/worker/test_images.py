@@ -12,8 +12,8 @@ import pytest
 
 from inferflux.common.contract.requests.images import image_id
 from inferflux.v1 import engine_pb2, generation_pb2
-from inferflux.worker.engine.images import Images, ImageSpan, SequenceImages
-from inferflux.worker.engine.projector import EncodedRun, ProjectorError
+from inferflux.worker.engine.media.images import Images, ImageSpan, SequenceImages
+from inferflux.worker.engine.media.projector import EncodedRun, ProjectorError
 
 N, WIDTH = 16, 4
 IMAGE_BYTES = N * WIDTH * 4

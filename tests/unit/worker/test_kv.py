@@ -7,7 +7,7 @@ from harness.long_lists import long_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.kv import CellLedger, OutOfCells
+from inferflux.worker.engine.kv.kv import CellLedger, OutOfCells
 
 CELLS = 100
 IDS = 6

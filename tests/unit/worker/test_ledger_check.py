@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.worker.engine.ledger_check import CheckTimes, difference
+from inferflux.worker.engine.memory.ledger_check import CheckTimes, difference
 
 
 @pytest.mark.parametrize(

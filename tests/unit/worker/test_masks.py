@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.constraints import Mask
-from inferflux.worker.engine.masks import MaskedRow, Masks
-from inferflux.worker.engine.sampling import Sampler
-from inferflux.worker.engine.sampling_rows import BAD, choose_tokens
+from inferflux.worker.engine.constraints.constraints import Mask
+from inferflux.worker.engine.sampling.sampling import Sampler
+from inferflux.worker.engine.sampling.sampling_rows import BAD, choose_tokens
+from inferflux.worker.engine.step.masks import MaskedRow, Masks
 
 
 class Allows:

@@ -10,8 +10,8 @@ from harness.gguf_files import tiny_model
 from harness.projectors import tiny_projector
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.worker.gguf_header import parse_header
-from inferflux.worker.mmproj_file import read_projection
+from inferflux.worker.files.gguf_header import parse_header
+from inferflux.worker.files.mmproj_file import read_projection
 
 
 def test_a_projector_says_its_digest(tmp_path: Path) -> None:

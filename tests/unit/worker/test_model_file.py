@@ -11,8 +11,8 @@ from harness.gguf_files import tiny_model
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.llama.vocab import Vocab
-from inferflux.worker.mmproj_file import read_projection
-from inferflux.worker.model_file import ModelFileError, read_model_file
+from inferflux.worker.files.mmproj_file import read_projection
+from inferflux.worker.files.model_file import ModelFileError, read_model_file
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 

@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 
 from inferflux.common.contract import subjects
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker.emit import Emitter
-from inferflux.worker.heartbeat import Heartbeat
+from inferflux.worker.host.heartbeat import Heartbeat
 from inferflux.worker.metrics import WorkerMetrics
-from inferflux.worker.model_host import ModelHost
-from inferflux.worker.residents import Refused
-from inferflux.worker.worker_state import WorkerState
+from inferflux.worker.model.emit import Emitter
+from inferflux.worker.model.model_host import ModelHost
+from inferflux.worker.model.residents import Refused
+from inferflux.worker.model.worker_state import WorkerState
 
 
 class Bus:

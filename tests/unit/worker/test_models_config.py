@@ -8,9 +8,9 @@ import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.messages.hosts import MAX_KNOWN
-from inferflux.worker.catalog import Wish
-from inferflux.worker.device_wish import DeviceWish
-from inferflux.worker.models_config import read_models
+from inferflux.worker.files.device_wish import DeviceWish
+from inferflux.worker.host.catalog import Wish
+from inferflux.worker.host.models_config import read_models
 
 
 def written(folder: Path, text: str) -> Path:

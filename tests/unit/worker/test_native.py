@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.contract.checks import MAX_SEQUENCES
-from inferflux.worker.engine.fit import whole_cells
+from inferflux.worker.files.fit import whole_cells
 
 
 @pytest.mark.parametrize(("asked", "given"), [(1, 256), (256, 256), (257, 512), (4096, 4096)])

@@ -11,11 +11,11 @@ from harness.gguf_files import DIM, HEADS, TOKENS, Field, Gguf, f32, numbers, te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.kv_types import USUAL, KvTypes
-from inferflux.worker.gguf_header import HeaderError, parse_header
-from inferflux.worker.model_checks import check_metadata
-from inferflux.worker.model_facts import ModelFacts, facts_of
-from inferflux.worker.needs import Asked, needs_of
+from inferflux.worker.files.gguf_header import HeaderError, parse_header
+from inferflux.worker.files.kv_types import USUAL, KvTypes
+from inferflux.worker.files.model_checks import check_metadata
+from inferflux.worker.files.model_facts import ModelFacts, facts_of
+from inferflux.worker.files.needs import Asked, needs_of
 
 GIB = 1 << 30
 

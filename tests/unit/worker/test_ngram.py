@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferflux.worker.engine.ngram import MOST_INDEXED, NgramIndex
+from inferflux.worker.engine.plan.ngram import MOST_INDEXED, NgramIndex
 
 
 def tokens(*given: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine import noise
+from inferflux.worker.engine.sampling import noise
 
 EULER_GAMMA = 0.5772156649
 

@@ -8,11 +8,11 @@ from collections import defaultdict
 import pytest
 
 from inferflux.v1 import engine_pb2, generation_pb2, model_pb2, scheduler_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.clock import Clock
-from inferflux.worker.engine_host import EngineLoadError
+from inferflux.worker.engine.step.clock import Clock
 from inferflux.worker.null.answers import answer_text, token_at
 from inferflux.worker.null.core import NullCore, Rates
 from inferflux.worker.null.engine import NullEngine
+from inferflux.worker.processes.engine_host import EngineLoadError
 from inferflux.worker.settings import WorkerSettings
 
 VOCABULARY = 4000

@@ -8,8 +8,8 @@ from harness.sequences import new_sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.budget import StepBudget
-from inferflux.worker.engine.planner import (
+from inferflux.worker.engine.plan.budget import StepBudget
+from inferflux.worker.engine.plan.planner import (
     Planner,
     StepPlan,
     plan_of,
@@ -17,7 +17,7 @@ from inferflux.worker.engine.planner import (
     select_prefills,
     split,
 )
-from inferflux.worker.engine.sequence import Phase, Sequence
+from inferflux.worker.engine.plan.sequence import Phase, Sequence
 
 
 def sequence(slot: int, pending: int, *, decoding: bool = False, urgency_key: float = 0.0) -> Sequence:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.pressure import can_load, fit_step, make_room
+from inferflux.worker.engine.memory.pressure import can_load, fit_step, make_room
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from inferflux.worker.engine.prompt_scores import PromptScores
+from inferflux.worker.engine.sampling.prompt_scores import PromptScores
 
 TOKENS = np.array([4, 0, 2, 1, 3], np.int32)
 

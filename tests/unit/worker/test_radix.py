@@ -8,8 +8,8 @@ from harness.long_lists import long_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine import radix
-from inferflux.worker.engine.radix import HALF_LIFE, Eviction, Match, RadixPrefixCache, TokenArray
+from inferflux.worker.engine.kv import radix
+from inferflux.worker.engine.kv.radix import HALF_LIFE, Eviction, Match, RadixPrefixCache, TokenArray
 
 SCOPE = "tenant/a"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.reasoning import Closing, Reasoning
+from inferflux.worker.engine.constraints.reasoning import Closing, Reasoning
 
 OPTIONAL, OPEN = generation_pb2.REASONING_FORMAT_OPTIONAL, generation_pb2.REASONING_FORMAT_OPEN
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.worker.engine.rent import Rent
+from inferflux.worker.engine.kv.rent import Rent
 
 CELL_S = 1e-6
 STEP_S = 0.01

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker import residents
-from inferflux.worker.residents import REMEMBERED_S, Limits, Refused, ResidentTable
+from inferflux.worker.model import residents
+from inferflux.worker.model.residents import REMEMBERED_S, Limits, Refused, ResidentTable
 
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED

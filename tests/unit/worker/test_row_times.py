@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from inferflux.worker.engine.row_times import RowTimes
+from inferflux.worker.engine.plan.row_times import RowTimes
 
 
 def stairs(rows: int) -> float:

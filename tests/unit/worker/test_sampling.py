@@ -13,12 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine import noise
-from inferflux.worker.engine.sampling import (
-    BadLogits,
-    Sampler,
-    top_ids,
-)
+from inferflux.worker.engine.sampling import noise
+from inferflux.worker.engine.sampling.sampling import BadLogits, Sampler, top_ids
 
 NEUTRAL: dict[str, Any] = {
     "temperature": 1.0,

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.breakers import Breakers, Spellings, find_breakers
-from inferflux.worker.engine.dry import Dry
-from inferflux.worker.engine.sampling import Sampler
-from inferflux.worker.engine.sampling_rows import choose_tokens
+from inferflux.worker.engine.sampling.breakers import Breakers, Spellings, find_breakers
+from inferflux.worker.engine.sampling.dry import Dry
+from inferflux.worker.engine.sampling.sampling import Sampler
+from inferflux.worker.engine.sampling.sampling_rows import choose_tokens
 
 Logits = NDArray[np.float32]
 

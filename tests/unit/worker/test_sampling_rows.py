@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.logprobs import log_probabilities
-from inferflux.worker.engine.sampling import BadLogits, Sampler, top_ids
-from inferflux.worker.engine.sampling_rows import BAD, choose_tokens, top_of_rows
+from inferflux.worker.engine.sampling.logprobs import log_probabilities
+from inferflux.worker.engine.sampling.sampling import BadLogits, Sampler, top_ids
+from inferflux.worker.engine.sampling.sampling_rows import BAD, choose_tokens, top_of_rows
 
 Logits = NDArray[np.float32]
 

@@ -9,12 +9,10 @@ import pytest
 from harness.sequences import new_sequence
 
 from inferflux.v1 import generation_pb2
-from inferflux.worker.engine.budget import StepBudget
-from inferflux.worker.engine.planner import ScheduledTokens
-from inferflux.worker.engine.sampling import Sampler
-from inferflux.worker.engine.sampling_rows import BAD
-from inferflux.worker.engine.sequence import Sequence
-from inferflux.worker.engine.speculation import (
+from inferflux.worker.engine.plan.budget import StepBudget
+from inferflux.worker.engine.plan.planner import ScheduledTokens
+from inferflux.worker.engine.plan.sequence import Sequence
+from inferflux.worker.engine.plan.speculation import (
     DRAFT,
     NGRAM,
     Candidate,
@@ -24,7 +22,9 @@ from inferflux.worker.engine.speculation import (
     Tries,
     rows_of,
 )
-from inferflux.worker.engine.verification import agreed, drop_rejected, samplers_of
+from inferflux.worker.engine.sampling.sampling import Sampler
+from inferflux.worker.engine.sampling.sampling_rows import BAD
+from inferflux.worker.engine.step.verification import agreed, drop_rejected, samplers_of
 
 
 def budget(fixed_s: float, row_s: float, *, alone_s: float = 0.0) -> StepBudget:

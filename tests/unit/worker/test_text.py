@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.text import TextAssembler
+from inferflux.worker.engine.plan.text import TextAssembler
 
 
 def pieces_of(text: str, cuts: list[int]) -> list[bytes]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from harness.kv_states import IDENTITY, is_whole, state_of
 
-from inferflux.worker.engine.envelope import Refused
+from inferflux.worker.engine.kv.envelope import Refused
 from inferflux.worker.engine.tiers.disk import LEFT_S, PAUSE_S, Disk, DiskUnavailable, Event
 from inferflux.worker.engine.tiers.folder import Folder, name_of
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.envelope import TokenArray
+from inferflux.worker.engine.kv.envelope import TokenArray
 from inferflux.worker.engine.tiers import index as tier_index
 from inferflux.worker.engine.tiers.index import BLOCK, Found, TokenIndex, common_prefix
 

@@ -16,7 +16,7 @@ from harness.long_lists import long_lists
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.worker.engine.envelope import Envelope, Identity
+from inferflux.worker.engine.kv.envelope import Envelope, Identity
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.index import BLOCK
 from inferflux.worker.engine.tiers.rates import Tier

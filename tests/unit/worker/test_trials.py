@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from inferflux.v1 import engine_pb2
-from inferflux.worker.engine.compaction import MoveCost
-from inferflux.worker.engine.prefix_sharing import PrefixSharing, Sharing
-from inferflux.worker.engine.trials import Timing, Trials, known_trials
-from inferflux.worker.model_setup import with_trials
+from inferflux.worker.engine.kv.compaction import MoveCost
+from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
+from inferflux.worker.engine.llama.trials import Timing, Trials, known_trials
+from inferflux.worker.host.model_setup import with_trials
 
 FOUND = Trials(
     1024,

@@ -8,8 +8,8 @@ import pytest
 from harness.gguf_files import tiny_model
 
 from inferflux.common.llama.native import llama
-from inferflux.worker.gguf_header import parse_header
-from inferflux.worker.weight_parts import TYPE_SIZES, PartCounts, bytes_of
+from inferflux.worker.files.gguf_header import parse_header
+from inferflux.worker.files.weight_parts import TYPE_SIZES, PartCounts, bytes_of
 
 F32 = 0
 Q8_0 = 8

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from inferflux.worker.intake import Intake
+from inferflux.worker.host.intake import Intake
 from inferflux.worker.metrics import WorkerMetrics
-from inferflux.worker.worker_state import WorkerState
+from inferflux.worker.model.worker_state import WorkerState
 
 
 @pytest.mark.parametrize("kind", ["command", "leader", "cancel"])

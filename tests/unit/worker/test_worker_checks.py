@@ -10,8 +10,8 @@ from harness.worker import batch_item
 from inferflux.common.contract.epochs import MAX_EPOCH
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.v1 import worker_pb2
-from inferflux.worker import checks
-from inferflux.worker.residents import Limits, Refused, check_request
+from inferflux.worker.host import checks
+from inferflux.worker.model.residents import Limits, Refused, check_request
 
 LIMITS = Limits(slots=4, kv_cells=1000, context_length=512, vocabulary_size=100)
 

@@ -8,8 +8,8 @@ import pytest
 from harness.worker_world import ScriptedEngine, model_host
 
 from inferflux.v1 import engine_pb2
-from inferflux.worker.model_host import ModelHost
-from inferflux.worker.model_worker import flush_limit_s
+from inferflux.worker.host.model_worker import flush_limit_s
+from inferflux.worker.model.model_host import ModelHost
 
 
 @pytest.mark.parametrize(

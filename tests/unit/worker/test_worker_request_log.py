@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker import request_log
-from inferflux.worker.residents import Limits, Refused, Resident, ResidentTable
+from inferflux.worker.model import request_log
+from inferflux.worker.model.residents import Limits, Refused, Resident, ResidentTable
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 RESIDENT = Resident("one", "acme", 2, prompt_tokens=40, trace_id=TRACE_ID)

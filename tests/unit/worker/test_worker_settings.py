@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.process.settings import load
-from inferflux.worker.device_wish import DeviceWish
+from inferflux.worker.files.device_wish import DeviceWish
 from inferflux.worker.settings import WorkerSettings
 
 

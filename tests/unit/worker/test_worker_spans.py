@@ -12,8 +12,8 @@ from harness.traces import Caller, events
 from inferflux.common import tracing
 from inferflux.common.tracing.sdk import SdkTracer
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker.residents import Resident
-from inferflux.worker.spans import WorkerSpans
+from inferflux.worker.model.residents import Resident
+from inferflux.worker.model.spans import WorkerSpans
 
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 KEY = "acme.one"

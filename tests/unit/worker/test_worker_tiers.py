@@ -13,8 +13,8 @@ from harness.worker import batch_item, resume_item
 from harness.worker_world import WorkerWorld, next_token
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker.engine import saved
-from inferflux.worker.engine.envelope import Envelope, Identity
+from inferflux.worker.engine.kv.envelope import Envelope, Identity
+from inferflux.worker.engine.memory import saved
 from inferflux.worker.engine.tiers.disk import Disk
 
 PROMPT = [(7 * i) % 40 for i in range(60)]

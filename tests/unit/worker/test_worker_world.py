@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from inferflux.common.contract.partitions import divide
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.prefix_sharing import FULL, PrefixSharing, Sharing
+from inferflux.worker.engine.kv.prefix_sharing import FULL, PrefixSharing, Sharing
 
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED

@@ -21,21 +21,21 @@ from inferflux.common.process.tasks import cancel_all
 from inferflux.common.redis import store
 from inferflux.common.tracing import OFF, open_tracer
 
-from .catalog import Catalog, Known, Wish
-from .emit import Emitter
-from .engine_process import SpareEngine
-from .host import Host
-from .host_intake import HostIntake
-from .host_status import HostStatusReports
+from .files.mmproj_file import read_projection
+from .files.model_file import ModelFile, ModelFileError, probe_model_file
+from .host.catalog import Catalog, Known, Wish
+from .host.host import Host
+from .host.host_intake import HostIntake
+from .host.host_status import HostStatusReports
+from .host.host_store import HostStore
+from .host.model_worker import Process
+from .host.models_config import read_models
 from .metrics import WorkerMetrics
-from .mmproj_file import read_projection
-from .model_file import ModelFile, ModelFileError, probe_model_file
-from .model_worker import Process
-from .models_config import read_models
+from .model.emit import Emitter
+from .model.worker_state import WorkerState
+from .processes.engine_process import SpareEngine
+from .processes.witness import Witness
 from .settings import WorkerSettings
-from .store.host_store import HostStore
-from .witness import Witness
-from .worker_state import WorkerState
 
 _MODEL_PATH = "INFERFLUX_WORKER_MODEL_PATH"
 # How long a worker that starts waits for NATS to take its tokenizers.

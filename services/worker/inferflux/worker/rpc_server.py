@@ -98,7 +98,7 @@ def serve(options: Options) -> None:
     # llama.cpp is loaded here, not above: a bad flag is told at once.
     from inferflux.common.llama.native import llama
 
-    from .engine.devices import find_devices
+    from .engine.llama.devices import find_devices
 
     devices = find_devices()
     if options.devices:

@@ -22,7 +22,7 @@ from inferflux.common.process.settings import (
     unique_name,
 )
 
-from .device_wish import (
+from .files.device_wish import (
     MOST_GPUS,
     MOST_LAYERS,
     DeviceWish,
@@ -32,7 +32,7 @@ from .device_wish import (
     servers_of,
     tensor_split_of,
 )
-from .engine.kv_types import NUMBER_TYPES, KvType
+from .files.kv_types import NUMBER_TYPES, KvType
 
 # Sequence ids for cached prefixes, unless something else is asked for.
 _CACHED_SEQUENCES = 64

@@ -16,10 +16,10 @@ from inferflux.common.llama.native import first_log_error, llama, log_errors
 from inferflux.common.llama.vocab import Vocab
 from inferflux.common.process.machine.cores import usable_cores
 from inferflux.v1 import engine_pb2, model_pb2
-from inferflux.worker.engine.batch import Batch
-from inferflux.worker.engine.devices import find_devices
-from inferflux.worker.engine.native import LoadError
-from inferflux.worker.needs import EMBEDDED_AT_ONCE, EMBEDDING_TOKENS
+from inferflux.worker.engine.llama.batch import Batch
+from inferflux.worker.engine.llama.devices import find_devices
+from inferflux.worker.engine.llama.native import LoadError
+from inferflux.worker.files.needs import EMBEDDED_AT_ONCE, EMBEDDING_TOKENS
 
 from .jobs import Tokens, Vector
 

@@ -11,7 +11,7 @@ import numpy as np
 from inferflux.api.finish_reasons import name_of
 from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Internal
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.clock import Clock
+from inferflux.worker.engine.step.clock import Clock
 
 from .jobs import Job, Tokens, Vector, job_of
 from .planner import plan

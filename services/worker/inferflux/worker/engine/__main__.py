@@ -25,19 +25,19 @@ from inferflux.common.process.child.lifeline import exit_at_end_of
 from inferflux.common.process.machine import heap
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
-from .constraints import Constraints
-from .context import DecodeError
-from .core import Engine
-from .envelope import Identity
-from .image_note import ImageNote
-from .images import Images
-from .native import Backend, LoadError
-from .paths import paths_of
-from .speculation import OFF
+from .constraints.constraints import Constraints
+from .kv.envelope import Identity
+from .llama.context import DecodeError
+from .llama.native import Backend, LoadError
+from .llama.trials import SHARING
+from .media.image_note import ImageNote
+from .media.images import Images
+from .plan.speculation import OFF
+from .step.core import Engine
+from .step.paths import paths_of
 from .tiers.disk import Disk, DiskUnavailable
 from .tiers.space import Eviction
 from .tiers.tiers import Tiers
-from .trials import SHARING
 
 _Worker = ChildEnd[engine_pb2.EngineCommand]
 # While a long step is computed, commands are looked at this often.

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from inferflux.common.contract.errors import DeadlineExceeded, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.clock import Clock
+from inferflux.worker.engine.step.clock import Clock
 
 from .answers import text_of
 from .jobs import Job, job_of

@@ -7,7 +7,7 @@ import contextlib
 
 from inferflux.common.contract.models.model_roles import embeds
 from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2
-from inferflux.worker.engine_host import DeathHandler, EngineLoadError, ReportHandler
+from inferflux.worker.processes.engine_host import DeathHandler, EngineLoadError, ReportHandler
 
 from .core import NullCore, Rates
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from inferflux.api.finish_reasons import name_of
 from inferflux.common.contract.request_times import deadline_s, queue_ms
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.text import TextAssembler
+from inferflux.worker.engine.plan.text import TextAssembler
 
 from .answers import text_of, token_at
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.models.model_roles import embeds
-from inferflux.worker.engine.fit import PHYSICAL_BATCH
-from inferflux.worker.mmproj_file import probe_projection
-from inferflux.worker.model_file import ModelFile, ModelFileError, probe_model_file
+from inferflux.worker.files.fit import PHYSICAL_BATCH
+from inferflux.worker.files.mmproj_file import probe_projection
+from inferflux.worker.files.model_file import ModelFile, ModelFileError, probe_model_file
 from inferflux.worker.settings import WorkerSettings
 
 from .folder import Manifest, StoreFolder, without_projector

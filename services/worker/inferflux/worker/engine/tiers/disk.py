@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from inferflux.worker.engine.envelope import Envelope, Header, Identity, Refused, TokenArray
+from inferflux.worker.engine.kv.envelope import Envelope, Header, Identity, Refused, TokenArray
 
 from .folder import Folder, FolderInUse, IsWanted, name_of
 from .index import BLOCK, common_prefix

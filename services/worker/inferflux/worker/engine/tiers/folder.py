@@ -20,7 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from inferflux.common.process.private_files import replacing, write_all
-from inferflux.worker.engine.envelope import (
+from inferflux.worker.engine.kv.envelope import (
     PRELUDE_BYTES,
     Envelope,
     Header,

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from inferflux.worker.engine.envelope import TokenArray
+from inferflux.worker.engine.kv.envelope import TokenArray
 
 # Shorter prefixes are not kept: they are computed in a step.
 BLOCK = 16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from inferflux.worker.engine.envelope import Envelope, Header, TokenArray
+from inferflux.worker.engine.kv.envelope import Envelope, Header, TokenArray
 
 from .rates import Tier
 from .space import Order

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Generic
 
 from inferflux.common.contract.callers.cache_scope import is_within
-from inferflux.worker.engine.envelope import Envelope, Header, Identity, TokenArray, blank
+from inferflux.worker.engine.kv.envelope import Envelope, Header, Identity, TokenArray, blank
 
 from .disk import Disk, Event, Read
 from .folder import name_of

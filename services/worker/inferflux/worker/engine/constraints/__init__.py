@@ -1,0 +1,1 @@
+"""Constraints of answers: compiled beside the steps, checked at the end."""

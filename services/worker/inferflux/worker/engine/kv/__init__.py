@@ -1,0 +1,1 @@
+"""KV cells and states outside of a context, counted and described (pure)."""

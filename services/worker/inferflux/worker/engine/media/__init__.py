@@ -1,0 +1,1 @@
+"""Images and sounds: encoded beside the steps, and kept by their ids."""

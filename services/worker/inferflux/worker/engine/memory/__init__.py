@@ -1,0 +1,1 @@
+"""Where the computed part of each sequence is: the KV cache, a tier below it, or nowhere."""

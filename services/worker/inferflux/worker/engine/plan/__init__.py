@@ -1,0 +1,1 @@
+"""Resident requests, and which of their tokens the next batch has (pure)."""

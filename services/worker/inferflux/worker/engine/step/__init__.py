@@ -1,0 +1,1 @@
+"""The engine's step: take up what arrived, decode, sample, report."""

@@ -1,0 +1,132 @@
+"""Answers under constraints: held until their constraints are compiled, and while complete ones are checked.
+
+The engine asks what has come of them before each step, and ends their sequences.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from inferflux.common.contract.errors import InferFluxError, Internal, InvalidArgument
+from inferflux.common.contract.requests.constraint_limits import asking_field_of
+from inferflux.v1 import generation_pb2, scheduler_pb2
+from inferflux.worker.engine.constraints.answer_checks import CheckerError, CheckError
+from inferflux.worker.engine.constraints.constraints import CompiledConstraint, Constraints
+from inferflux.worker.engine.plan.acceptance import finish_reason
+from inferflux.worker.engine.plan.sequence import PieceSource, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A sequence whose answer ends.
+
+    Attributes:
+        error: why it fails; None: its answer is complete.
+        mismatch: why a complete answer is not what was asked for; "" if it is.
+    """
+
+    sequence: Sequence
+    error: InferFluxError | None = None
+    mismatch: str = ""
+
+
+class ConstrainedAnswers:
+    """Those of an engine.
+
+    Args:
+        constraints: compiles; without it, no constraint is taken.
+    """
+
+    def __init__(self, constraints: Constraints | None) -> None:
+        self._constraints = constraints
+        self._compiling: dict[Sequence, CompiledConstraint] = {}
+        # Of each complete answer, why it is not what was asked for.
+        self._checking: dict[Sequence, Future[str]] = {}
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether a complete answer waits for its check."""
+        return bool(self._checking)
+
+    def begin(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
+        """Hold a sequence until its constraint is compiled.
+
+        Raises:
+            Internal: this engine compiles none.
+        """
+        if self._constraints is None:
+            raise Internal("this engine cannot constrain answers", reason="CONSTRAINT_UNSUPPORTED")
+        constraint = self._constraints.begin(request.params.constraint, request.generated_token_ids)
+        sequence.constraint = self._compiling[sequence] = constraint
+        sequence.constraint_field = asking_field_of(request.params.constraint)
+
+    def compiled(self, now_s: float) -> list[Settled]:
+        """Let sequences run whose constraints are compiled by now; returns those that end instead.
+
+        The answer of one that another process has generated may be complete.
+        """
+        ends: list[Settled] = []
+        for sequence, constraint in list(self._compiling.items()):
+            if not constraint.settle(now_s):
+                continue
+            del self._compiling[sequence]
+            if constraint.error:
+                ends.append(Settled(sequence, failure(sequence, constraint.error, "BAD_CONSTRAINT")))
+            elif constraint.is_over or _is_stopped(sequence):
+                ends.append(Settled(sequence))
+        return ends
+
+    def check(self, sequence: Sequence, pieces: PieceSource) -> bool:
+        """Have a complete answer checked; returns whether that is to be waited for."""
+        constraint = sequence.constraint
+        if constraint is None:
+            return False
+        answer = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
+        text = b"".join(sequence.piece(token, pieces) for token in answer).decode("utf-8", "replace")
+        check = constraint.check(text)
+        if check is None:
+            return False
+        sequence.is_complete = True
+        self._checking[sequence] = check
+        return True
+
+    def checked(self) -> list[Settled]:
+        """The sequences whose complete answers are checked by now."""
+        done = [sequence for sequence, check in self._checking.items() if check.done()]
+        return [_verdict(sequence, self._checking.pop(sequence)) for sequence in done]
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence leaves."""
+        self._compiling.pop(sequence, None)
+        self._checking.pop(sequence, None)
+        if sequence.constraint is not None:
+            sequence.constraint.close()
+            sequence.constraint = None
+
+    def close(self) -> None:
+        if self._constraints is not None:
+            self._constraints.close()
+
+
+def failure(sequence: Sequence, why: str, reason: str = "CONSTRAINT_FAILED") -> InvalidArgument:
+    """The error of a request whose constraint cannot be kept to."""
+    return InvalidArgument(f"the constraint: {why}", field=sequence.constraint_field, reason=reason)
+
+
+def _is_stopped(sequence: Sequence) -> bool:
+    """Whether the last token that was generated elsewhere has ended the answer."""
+    if not sequence.generated:
+        return False
+    last = int(sequence.tokens[sequence.n_tokens - 1])
+    return finish_reason(sequence, last) == generation_pb2.FINISH_REASON_STOP
+
+
+def _verdict(sequence: Sequence, check: Future[str]) -> Settled:
+    """The result of a check."""
+    try:
+        return Settled(sequence, mismatch=check.result())
+    except CheckError as error:
+        return Settled(sequence, failure(sequence, str(error)))
+    except CheckerError as error:
+        return Settled(sequence, Internal(str(error), reason="CONSTRAINT_UNCHECKED"))

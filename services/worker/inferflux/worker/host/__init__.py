@@ -1,0 +1,1 @@
+"""The models of one host: loaded, unloaded, and reported to the scheduler."""

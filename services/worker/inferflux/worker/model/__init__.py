@@ -1,0 +1,1 @@
+"""One loaded model: its requests, its engine, and its token streams."""

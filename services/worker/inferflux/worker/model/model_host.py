@@ -1,0 +1,517 @@
+"""One model on a worker, with all that belongs to it and to no other model of that worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.contract.models.model_roles import embeds
+from inferflux.common.contract.requests.images import id_of, unpacked
+from inferflux.common.contract.requests.sounds import is_sound, unpacked_sound
+from inferflux.common.prefixes.sharing import sharing_name
+from inferflux.common.process import logs
+from inferflux.common.process.machine.cpu_time import cpu_s
+from inferflux.common.process.tasks import Background, is_set_within, until_next
+from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
+from inferflux.worker.files.adapter_file import AdapterFile
+from inferflux.worker.files.model_file import ModelFile
+from inferflux.worker.metrics import ModelMetrics
+from inferflux.worker.processes.engine_host import DeathHandler, EngineHost, ReportHandler, StartEngine
+from inferflux.worker.processes.engine_process import EngineProcess
+
+from . import engine_log, request_log
+from .cache_clearing import CacheClearing
+from .emit import Emitter
+from .events import WorkerEvents
+from .model_adapters import ModelAdapters
+from .rates import Rates
+from .residents import Limits, Refused, Resident, ResidentTable, request_key
+from .spans import WorkerSpans
+from .watchdog import Watchdog
+
+_WATCH_INTERVAL_S = 0.5
+# How long the step may take that the engine makes when it is told to flush.
+_FLUSH_STEP_S = 1.0
+_IMAGES_AT_ONCE = 4
+_OF_EVERY_STEP = {engine_pb2.StepReport.DESCRIPTOR.fields_by_name[name] for name in ("emissions", "stats")}
+
+log = logs.get("worker.model_host")
+
+
+class EngineLink(Protocol):
+    """What a model needs of its engine process; `EngineHost` has it."""
+
+    @property
+    def pid(self) -> int | None: ...
+    def send(self, command: engine_pb2.EngineCommand) -> None: ...
+    def kill(self, why: str) -> None: ...
+    async def run(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+class CacheReports(Protocol):
+    """Who is told what the engine has cached; `PrefixReports` is."""
+
+    def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None: ...
+    def clear(self) -> None: ...
+    async def rewrite(self) -> None: ...
+
+
+ReadImage = Callable[[str], Awaitable[bytes]]
+MakeEngine = Callable[[ReportHandler, DeathHandler], EngineLink]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """How a model is served.
+
+    Attributes:
+        name: what clients call it.
+        engine: sent to every engine process of this model.
+        load_limit_s: an engine that has not loaded the model by then is killed.
+        stuck_s: an engine with running requests that makes no step for this long is killed; 0: never.
+        adapters: that are loaded with the model.
+        kv_cells: that it was counted with where `engine` leaves them open.
+    """
+
+    name: str
+    engine: engine_pb2.EngineConfig
+    load_limit_s: float
+    stuck_s: float
+    adapters: tuple[AdapterFile, ...] = ()
+    kv_cells: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the models of a worker have in common.
+
+    Attributes:
+        on_change: awaited when a model becomes ready, or is ready no more.
+        read_image: gives the object of this name from the bucket of images; raises InferFluxErrors.
+        start_engine: see `EngineHost`.
+    """
+
+    emitter: Emitter
+    events: WorkerEvents
+    spans: WorkerSpans
+    on_change: Callable[[], Awaitable[None]]
+    read_image: ReadImage | None = None
+    start_engine: StartEngine = EngineProcess.start
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """Prompts looked up, those of which a prefix was cached, its tokens, and prefixes that tiers had."""
+
+    queries: int = 0
+    hits: int = 0
+    matched_tokens: int = 0
+    host_hits: int = 0
+    disk_hits: int = 0
+
+    def add(self, stats: engine_pb2.StepStats) -> None:
+        """Those of one report."""
+        self.queries += stats.prefix_queries
+        self.hits += stats.prefix_hits
+        self.matched_tokens += stats.prefix_matched_tokens
+        self.host_hits += stats.host.hits
+        self.disk_hits += stats.disk.hits
+
+
+class ModelHost:
+    """A model's engine process, the requests resident in it, its card, limits, rates and metrics.
+
+    Attributes:
+        card: what gateways and the scheduler learn of the model.
+        residents: the requests that the engine has.
+        stats: the engine's latest figures.
+        kv_bytes: memory that keys and values of all KV cells take; 0 until it is known.
+        cache_counts: what was looked up in the engines' caches since the worker began.
+        prefix_sharing, prefix_sharing_reason: as in `WorkerStatus`; unspecified before the model is loaded.
+        device_context: what it runs on; None before it was loaded.
+        why_not_ready: empty while it is ready.
+    """
+
+    def __init__(
+        self,
+        options: ModelOptions,
+        file: ModelFile,
+        metrics: ModelMetrics,
+        shared: Shared,
+        cache_reports: CacheReports,
+        *,
+        make_engine: MakeEngine | None = None,
+    ) -> None:
+        self._options = options
+        self._file = file
+        self._metrics = metrics
+        self._shared = shared
+        self._cache_reports = cache_reports
+        self.card = model_pb2.ModelCard(
+            name=options.name,
+            digest=file.digest,
+            architecture=file.architecture,
+            size_bytes=file.size_bytes,
+            quantization=file.facts.quantization,
+            is_moe=file.facts.is_moe,
+            n_experts=file.facts.n_experts,
+            n_active_experts=file.facts.n_active_experts,
+            trained_context_length=file.context_length,
+            token_embedding_length=file.facts.embedding,
+            role=options.engine.role,
+            can_call_tools=file.facts.can_call_tools,
+            has_generic_tools=file.facts.has_generic_tools,
+        )
+        self.adapters = ModelAdapters(self.card, options.engine, metrics)
+        for adapter in options.adapters:
+            self.adapters.take(adapter)
+        self.residents = ResidentTable()
+        self.rates = Rates()
+        self.stats = engine_pb2.StepStats()
+        self.kv_bytes = 0
+        self.cache_counts = CacheCounts()
+        self.prefix_sharing = scheduler_pb2.PREFIX_SHARING_UNSPECIFIED
+        self.prefix_sharing_reason = ""
+        self.device_context: device_pb2.DeviceContext | None = None
+        self.why_not_ready = "loading the model"
+        self._is_first_engine = True
+        self._watchdog = Watchdog(options.stuck_s, _WATCH_INTERVAL_S)
+        self._engine = (make_engine or self._engine_process)(self.on_report, self.on_engine_death)
+        self._clearing = CacheClearing(self._engine.send)
+        self._has_news = asyncio.Event()
+        self._flushed = asyncio.Event()
+        # Images on their way to the engine: a few at a time, since each may have megabytes.
+        self._reading = Background()
+        self._places = asyncio.Semaphore(_IMAGES_AT_ONCE)
+
+    def _engine_process(self, on_report: ReportHandler, on_death: DeathHandler) -> EngineLink:
+        return EngineHost(
+            self._options.engine,
+            on_report,
+            on_death,
+            load_limit_s=self._options.load_limit_s,
+            start=self._shared.start_engine,
+        )
+
+    @property
+    def name(self) -> str:
+        return self._options.name
+
+    @property
+    def limits(self) -> Limits | None:
+        """What the engine reported when it was ready; None while it is not."""
+        return self.residents.limits
+
+    @property
+    def engine_config(self) -> engine_pb2.EngineConfig:
+        """What the next engine is started with."""
+        return self._options.engine
+
+    @property
+    def is_ready(self) -> bool:
+        return self.limits is not None
+
+    @property
+    def kv_types(self) -> str:
+        """What keys and values are kept in."""
+        engine = self._options.engine
+        keys, values = engine.kv_type_k or "f16", engine.kv_type_v or "f16"
+        return keys if keys == values else f"{keys}, {values}"
+
+    @property
+    def swap_bytes(self) -> int:
+        """Most host memory for the state of swapped requests, and of cold prefixes."""
+        return self._options.engine.host_bytes
+
+    async def run(self) -> None:
+        """Keep an engine running until `stop`.
+
+        Raises:
+            EngineLoadError: the model could not be loaded, or not again: see `EngineHost.run`.
+        """
+        background = Background()
+        background.start(self._watch())
+        try:
+            await self._engine.run()
+        finally:
+            await background.close()
+
+    async def flush(self, limit_s: float) -> None:
+        """Have the engine put what is worth keeping on disk, if it has one, within `limit_s`. It takes no
+        request any more."""
+        engine = self._options.engine
+        if not (engine.disk_path and engine.disk_bytes and limit_s > 0) or self.why_not_ready:
+            return
+        self._flushed.clear()
+        flush = engine_pb2.EngineFlush(limit_ms=int(limit_s * 1000))
+        self._engine.send(engine_pb2.EngineCommand(flush=flush))
+        if not await is_set_within(self._flushed, limit_s + _FLUSH_STEP_S):
+            log.warning("the KV cache was not put on disk in time", model=self.name, limit_s=limit_s)
+
+    async def stop(self) -> None:
+        """End the engine; its resident requests are gone."""
+        await self._engine.stop()
+        await self._reading.close()
+
+    def take_up(self, item: worker_pb2.BatchItem) -> None:
+        """Make a request resident, and have it run.
+
+        Raises:
+            Refused: it cannot be; nothing has changed.
+        """
+        digest = item.request.adapter_digest
+        if digest and not self.adapters.has(digest):
+            why = f"the adapter {item.request.adapter!r} is not loaded here"
+            raise Refused(worker_pb2.REFUSAL_REASON_NOT_READY, why)
+        resident, replaced = self.residents.admit(item)
+        if replaced is not None:
+            self._discard(replaced, "replaced")
+        self._shared.spans.take_up(resident, item)
+        request_log.taken_up(resident)
+        self._engine.send(engine_pb2.EngineCommand(start=item))
+
+    def resume(self, item: worker_pb2.BatchItem) -> None:
+        """Have a resident request run again.
+
+        Raises:
+            Refused: it cannot; nothing has changed.
+        """
+        resident = self.residents.resume(item)
+        if resident is None:
+            return
+        self._shared.spans.resumed(resident, item.slot)
+        request_log.resumed(resident)
+        resume = engine_pb2.EngineResume(
+            key=resident.key,
+            epoch=resident.epoch,
+            slot=item.slot,
+            token_budget=item.token_budget,
+            urgency_key=item.urgency_key,
+            run=resident.run,
+        )
+        self._engine.send(engine_pb2.EngineCommand(resume=resume))
+
+    def deschedule(self, wanted: worker_pb2.Deschedule) -> None:
+        """End a run, if that request is resident."""
+        resident = self.residents.deschedule(wanted)
+        if resident is not None:
+            deschedule = engine_pb2.EngineDeschedule(key=resident.key, epoch=resident.epoch, run=resident.run)
+            self._engine.send(engine_pb2.EngineCommand(deschedule=deschedule))
+
+    def drop(self, command: worker_pb2.DropRequest) -> None:
+        """Be rid of a request without a terminal chunk, if it is resident."""
+        dropped = self.residents.drop(request_key(command.tenant, command.request_id), command.epoch)
+        if dropped is not None:
+            self._discard(dropped, "dropped")
+
+    def cancel(self, notice: scheduler_pb2.CancelNotice, now: float) -> None:
+        """End a request with a terminal chunk, now or when its attempt comes."""
+        key = request_key(notice.tenant, notice.request_id)
+        resident = self.residents.cancel(key, notice.attempt_id, now)
+        if resident is not None:
+            self._send_cancel(resident.key, is_silent=False)
+
+    async def clear_cache(self, clear: scheduler_pb2.ClearCache) -> scheduler_pb2.CacheCleared:
+        """Have the engine give cached prefixes up, and the index written anew. Requests keep what they have.
+
+        Raises:
+            Unavailable: the engine is not ready, died, or did not answer in time.
+        """
+        if not self.is_ready:
+            raise Unavailable(f"the engine is not ready: {self.why_not_ready}", reason="NOT_READY")
+        cleared = await self._clearing.clear(clear)
+        await self._cache_reports.rewrite()
+        engine_log.cleared(self.name, clear.cache_scope, cleared)
+        return cleared
+
+    async def add_adapter(self, adapter: AdapterFile) -> str:
+        """Have the engine load an adapter, now and whenever it starts. The card lists it once it is loaded.
+
+        Returns:
+            Why the engine cannot load it; empty if it has.
+        """
+        self.adapters.take(adapter)
+        self._engine.send(engine_pb2.EngineCommand(load_adapter=adapter.to_engine()))
+        return await self.adapters.until_loaded(adapter) if self.is_ready else ""
+
+    def remove_adapter(self, adapter: AdapterFile) -> None:
+        """The card does not list it any more, and the engine frees it when no request has it."""
+        if self.adapters.drop(adapter):
+            unload = engine_pb2.EngineUnloadAdapter(digest=adapter.digest)
+            self._engine.send(engine_pb2.EngineCommand(unload_adapter=unload))
+
+    def report_cache(self) -> None:
+        """Have the engine report all that it has cached once more."""
+        self._engine.send(engine_pb2.EngineCommand(report_cache=engine_pb2.EngineReportCache()))
+
+    def _discard(self, resident: Resident, why: str) -> None:
+        self._shared.spans.left(resident, "dropped")
+        request_log.left(resident, why)
+        self._send_cancel(resident.key, is_silent=True)
+
+    def _send_cancel(self, key: str, *, is_silent: bool) -> None:
+        cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent)
+        self._engine.send(engine_pb2.EngineCommand(cancel=cancel))
+
+    def hand_over(self) -> list[Resident]:
+        """Take every resident request out: other workers go on with them."""
+        left = self.residents.clear()
+        for resident in left:
+            self._shared.spans.left(resident, "worker_left")
+            request_log.left(resident, "worker_left")
+        return left
+
+    async def until_none_runs(self) -> None:
+        """Return when no request runs. A resident one that does not run makes no progress by itself."""
+        while self.residents.has_running:
+            self._has_news.clear()
+            await self._has_news.wait()
+
+    async def on_report(self, report: engine_pb2.EngineReport) -> None:
+        """Act on what the engine reports."""
+        if report.HasField("step"):
+            self._watchdog.progressed()
+            await self._on_step(report.step)
+        elif report.HasField("ready"):
+            await self._on_ready(report.ready)
+        elif report.HasField("flushed"):
+            engine_log.flushed(self.name, report.flushed)
+            self._flushed.set()
+
+    async def _on_step(self, step: engine_pb2.StepReport) -> None:
+        self._shared.spans.on_step(step)
+        for emission in step.emissions:
+            resident = self.residents.emitted(emission)
+            if resident is not None:
+                await self._shared.emitter.publish(resident.subject, emission.chunk)
+        if not dict(step.ListFields()).keys() <= _OF_EVERY_STEP:
+            await self._on_events(step)
+        stats = step.stats
+        self.stats = stats
+        self.cache_counts.add(stats)
+        self.rates.observe(stats)
+        self._metrics.observe(stats)
+        self.adapters.count(stats)
+        self._has_news.set()
+
+    async def _on_events(self, step: engine_pb2.StepReport) -> None:
+        """What most steps have none of."""
+        for prefilled in step.prefilled:
+            self.residents.prefilled(prefilled)
+        for moved in step.residences:
+            resident = self.residents.moved(moved)
+            if resident is not None and resident.is_descheduled_by(moved):
+                request_log.yielded(resident, moved.reason)
+                await self._shared.events.descheduled(moved, resident)
+        for ended in step.finished:
+            resident = self.residents.finish(ended.key, ended.epoch, time.monotonic())
+            if resident is not None:
+                request_log.finished(resident, ended)
+                await self._shared.events.finished(ended, resident)
+        for name in step.wanted_images:
+            self._reading.start(self._give_image(name))
+        self._cache_reports.take_in(step.cached)
+        for cleared in step.cleared:
+            self._clearing.on_cleared(cleared)
+        engine_log.stepped(self.name, step)
+        if step.adapters:
+            self.adapters.on_loaded(step.adapters)
+            await self._shared.on_change()
+        self._metrics.ledger_repairs.inc(len(step.ledger_repairs))
+
+    async def _on_ready(self, ready: engine_pb2.EngineReady) -> None:
+        self.residents.limits = Limits(
+            slots=ready.slots,
+            kv_cells=ready.kv_cells,
+            context_length=ready.context_length,
+            vocabulary_size=ready.vocabulary_size,
+            constraint_error=ready.constraint_error,
+            takes_images=ready.takes_images or ready.takes_audio,
+            embeds=embeds(self._options.engine.role),
+        )
+        if ready.HasField("trials"):
+            # For the engine after this one.
+            self._options.engine.trials.CopyFrom(ready.trials)
+        self.card.takes_images, self.card.takes_audio = ready.takes_images, ready.takes_audio
+        self.card.projector = self._options.engine.mmproj_digest
+        self.kv_bytes = ready.kv_bytes
+        self.card.context_length = ready.context_length
+        self.card.vocabulary_size = ready.vocabulary_size
+        self.card.parameters = ready.parameters
+        self.card.has_chat_template = ready.has_chat_template
+        self.device_context = ready.device_context
+        self._metrics.runs_on(ready.device_context)
+        self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
+        self.card.can_constrain = not ready.constraint_error
+        self.card.can_speculate = not ready.speculation_error
+        del self.card.paths[:]
+        self.card.paths.extend(ready.paths)
+        if self.card.role == model_pb2.MODEL_ROLE_EMBEDDING:
+            self.card.embedding_length = ready.embedding_length
+        self.adapters.on_loaded(ready.adapters)
+        self.why_not_ready = ""
+        self.prefix_sharing, self.prefix_sharing_reason = ready.prefix_sharing, ready.prefix_sharing_reason
+        self._metrics.shares(sharing_name(ready.prefix_sharing))
+        engine_log.ready(
+            self.name,
+            ready,
+            self._options.engine,
+            kv_types=self.kv_types,
+            model_context_length=self._file.context_length,
+            is_first=self._is_first_engine,
+        )
+        self._is_first_engine = False
+        await self._shared.on_change()
+
+    async def _give_image(self, name: str) -> None:
+        """Read an image that the engine asked for; it learns why where that cannot be done."""
+        image = engine_pb2.EngineImage(object=name)
+        try:
+            if self._shared.read_image is None:
+                raise Unavailable("there is no bucket of images", reason="IMAGE_UNAVAILABLE")
+            async with self._places:
+                data = await self._shared.read_image(name)
+            if is_sound(data):
+                image.pcm = unpacked_sound(data).pcm
+            else:
+                pixels = unpacked(data)
+                image.width, image.height, image.rgb = pixels.width, pixels.height, pixels.rgb
+        except InferFluxError as error:
+            log.warning("an image cannot be read", model=self.name, object=name, reason=error.reason)
+            image.error = error.message
+        self._engine.send(engine_pb2.EngineCommand(image=image))
+
+    async def on_engine_death(self, why: str, killer: str = "") -> None:
+        """Tell the scheduler which requests are gone with the engine.
+
+        Args:
+            killer: the object of the image that it crashed over; "" where there is none.
+        """
+        self._metrics.engine_died()
+        self.why_not_ready = why
+        self.stats = engine_pb2.StepStats()
+        self._cache_reports.clear()
+        self._clearing.on_engine_death()
+        lost = self.residents.clear()
+        self._shared.spans.lost(lost, why)
+        for resident in lost:
+            request_log.left(resident, "engine_died")
+        self._has_news.set()
+        self._flushed.set()  # there is nothing to wait for
+        await self._shared.events.engine_died(lost, why, killer_id=id_of(killer))
+        await self._shared.on_change()
+
+    async def _watch(self) -> None:
+        """Kill an engine that should make steps and makes none; it is then started again."""
+        while True:
+            await until_next(_WATCH_INTERVAL_S)
+            spent_s = cpu_s(self._engine.pid) if self._engine.pid else 0.0
+            if self._watchdog.is_stuck(has_running=self.residents.has_running, cpu_s=spent_s):
+                self._watchdog.progressed()
+                self._metrics.stuck.inc()
+                self._engine.kill(f"the engine made no step for {self._options.stuck_s:g} s and was killed")

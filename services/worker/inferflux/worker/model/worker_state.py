@@ -1,0 +1,77 @@
+"""Which worker this is, which scheduler it follows, and whether it takes requests (pure)."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from inferflux.common.contract import terms
+from inferflux.common.contract.requests.worker_pools import DEFAULT
+from inferflux.common.process import logs
+from inferflux.v1 import scheduler_pb2
+
+if TYPE_CHECKING:
+    from inferflux.worker.settings import WorkerSettings
+
+log = logs.get("worker.state")
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """The worker's own state, whatever its models do.
+
+    Attributes:
+        incarnation: new at every start of the process.
+        pool: which workers it belongs to.
+        zone: where it is; empty: not known.
+        term: of the latest lease that this worker has seen.
+        is_draining: it takes no new requests.
+        is_leaving: the process is about to end, so draining cannot be undone.
+    """
+
+    worker_id: str
+    incarnation: str
+    started_unix_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    term: int = 0
+    is_draining: bool = False
+    is_leaving: bool = False
+    pool: str = DEFAULT
+    zone: str = ""
+
+    @classmethod
+    def begin(cls, worker_id: str, settings: WorkerSettings) -> Self:
+        """Of a worker that starts now."""
+        return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone)
+
+    def accepts(self, term: int, now_unix_ms: int) -> bool:
+        """Whether a message under the lease of `term` counts. If so, older terms are refused from now on.
+
+        A term far beyond the present never counts.
+        """
+        latest = terms.latest(now_unix_ms)
+        if term > latest:
+            log.error("a term is beyond this machine's clock", term=term, latest=latest)
+            return False
+        if term < self.term:
+            return False
+        self.term = term
+        return True
+
+    def leave(self) -> None:
+        """Take no new requests, for good."""
+        self.is_draining = self.is_leaving = True
+
+    def undrain(self) -> bool:
+        """Take requests again; False if nothing changes, as when the worker is about to leave."""
+        if self.is_leaving or not self.is_draining:
+            return False
+        self.is_draining = False
+        return True
+
+    def with_model(self, *, is_ready: bool) -> scheduler_pb2.WorkerState.ValueType:
+        """What the heartbeat says, given whether the model is ready."""
+        if self.is_draining:
+            return scheduler_pb2.WORKER_STATE_DRAINING
+        return scheduler_pb2.WORKER_STATE_READY if is_ready else scheduler_pb2.WORKER_STATE_LOADING

@@ -1,0 +1,1 @@
+"""Child processes of a worker: engines, probes of files, and a witness."""
