@@ -36,8 +36,8 @@ from inferflux.common.servers.cluster_servers import ClusterServers
 from inferflux.common.servers.sentinel_servers import SentinelServers
 from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.policy.admission import Admission
-from inferflux.policy.storage.redis_keys import INDEX
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.storage.redis.keys import INDEX
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .admission import policy_process

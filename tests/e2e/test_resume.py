@@ -19,7 +19,7 @@ from harness.inferctl import run
 from harness.keys import key_of
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, inference_pb2
 
 pytestmark = pytest.mark.e2e

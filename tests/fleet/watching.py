@@ -19,7 +19,7 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.redis import store
 from inferflux.common.servers import nats_users, redis_users
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import worker_pb2
 
 from .history import Dispatch, History

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from inferflux.policy.decisions.facts import Facts, Step
+from inferflux.policy.decide.decisions.facts import Facts, Step
 
 CALL = Facts(
     Step.ADMIT,

@@ -9,8 +9,8 @@ from inferflux.common.calls.service_key import SERVICE
 from inferflux.common.contract.callers.scopes import SCOPES, expanded
 from inferflux.gateway.grpc.rules import rules as gateway_rules
 from inferflux.gateway.http.front.routes import ROUTES
-from inferflux.policy.oidc.issuer import Issuer
-from inferflux.policy.roles import BUILTIN
+from inferflux.policy.decide.oidc.issuer import Issuer
+from inferflux.policy.decide.roles import BUILTIN
 from inferflux.policy.rules import RULES as POLICY_RULES
 
 from .markdown import table

@@ -27,7 +27,7 @@ from inferflux.common.contract import errors
 from inferflux.common.redis import store
 from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.answers.store import PREFIX
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -32,7 +32,7 @@ from inferflux.common.contract.errors import (
     Unavailable,
 )
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2_grpc, scheduler_pb2
 
 

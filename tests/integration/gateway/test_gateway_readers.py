@@ -22,7 +22,7 @@ from harness.policy import PolicyProcess
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED

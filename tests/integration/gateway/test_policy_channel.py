@@ -11,7 +11,7 @@ import pytest
 from harness.policy import AsService, PolicyProcess
 
 from inferflux.gateway.policy.policy_channel import open_policy_channel
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 

@@ -15,7 +15,7 @@ from harness.postgres import Postgres
 
 from inferflux.common.servers.cluster_servers import ClusterServers
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 from inferflux.policy.storage.file import PATH
 from inferflux.policy.storage.sealed import PASSPHRASE
 from inferflux.policy.storage.settings import SQL_URL, STORAGE

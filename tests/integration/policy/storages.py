@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import redis.asyncio
 
 from inferflux.common.redis import store
-from inferflux.policy.guarded import StoreGuard
 from inferflux.policy.settings import PolicySettings
+from inferflux.policy.storage.guarded import StoreGuard
 from inferflux.policy.storage.interface import Storage
 from inferflux.policy.storage.opening import storage_of
 from inferflux.policy.storage.sealed import PASSPHRASE, TAKES_CLEAR

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import ResourceExhausted
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.policy.guarded import StoreGuard
-from inferflux.policy.limits.limiter import Job, Limiter
-from inferflux.policy.limits.rules import NAMES, RateLimit
-from inferflux.policy.limits.store import RateLimitStore
-from inferflux.policy.storage.redis_limits import RedisRateLimits
+from inferflux.policy.decide.limits.rules import NAMES, RateLimit
+from inferflux.policy.decide.limits.store import RateLimitStore
+from inferflux.policy.storage.guarded import StoreGuard
+from inferflux.policy.storage.limiter import Job, Limiter
+from inferflux.policy.storage.redis.limits import RedisRateLimits
 
 from .naive_limiter import WINDOWS, NaiveLimiter
 

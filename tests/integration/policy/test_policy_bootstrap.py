@@ -12,7 +12,7 @@ from harness.policy import PolicyProcess, refusal, until
 
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 
 from .conftest import StartPolicy
 

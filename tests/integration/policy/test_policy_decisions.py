@@ -22,7 +22,7 @@ from harness.policy import PolicyProcess, bearer, refusal, until
 from inferflux.common.calls.grpc_metadata import DECISION
 from inferflux.common.contract.errors import from_rpc
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 from inferflux.v1 import policy_pb2
 
 from .conftest import StartPolicy

@@ -22,8 +22,8 @@ from inferflux.common.redis import store
 from inferflux.common.servers.cluster_servers import ClusterServers
 from inferflux.common.servers.sentinel_servers import SentinelServers
 from inferflux.common.servers.slot_move import SlotMove
-from inferflux.policy import keys
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.decide import keys
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import StartPolicy

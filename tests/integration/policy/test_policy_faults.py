@@ -15,9 +15,9 @@ from harness.policy import PolicyProcess, refusal, until
 
 from inferflux.common.contract.errors import Unavailable, from_rpc
 from inferflux.common.servers.servers import ServerProcess, free_port
-from inferflux.policy import keys
-from inferflux.policy.guardrails.sets import MAX_AGE_S
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.decide import keys
+from inferflux.policy.decide.guardrails.sets import MAX_AGE_S
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import Running, StartPolicy

@@ -14,7 +14,7 @@ from harness.policy import bearer, refusal, until
 
 from inferflux.common.calls import grpc_metadata
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 from inferflux.v1 import policy_pb2
 
 from .conftest import Running

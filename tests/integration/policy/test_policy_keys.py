@@ -12,10 +12,10 @@ from inferflux.common.calls import grpc_client
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.common.redis.store import connect
-from inferflux.policy import keys
-from inferflux.policy.guarded import StoreGuard
-from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.storage.redis_keys import RedisKeys
+from inferflux.policy.decide import keys
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.storage.guarded import StoreGuard
+from inferflux.policy.storage.redis.keys import RedisKeys
 from inferflux.v1 import policy_pb2
 
 from .conftest import Running

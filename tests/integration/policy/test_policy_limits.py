@@ -11,7 +11,7 @@ from harness.policy import PolicyProcess, bearer, refusal, until
 
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.common.servers.servers import ServerProcess
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import Running, StartPolicy

@@ -16,9 +16,9 @@ from inferflux.common.calls import grpc_client, grpc_metadata
 from inferflux.common.contract.callers.policy_methods import FOR_SERVICES
 from inferflux.common.contract.errors import Internal, InvalidArgument, from_rpc, from_status
 from inferflux.common.process.tls import ClientTls
-from inferflux.policy import keys
-from inferflux.policy.storage.redis_keys import KEY
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.decide import keys
+from inferflux.policy.storage.redis.keys import KEY
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .conftest import Running, StartPolicy

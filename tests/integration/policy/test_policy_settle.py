@@ -9,7 +9,7 @@ import pytest
 from harness.policy import refusal, until
 
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
-from inferflux.policy.usage_store import UsageStore
+from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import Running, StartPolicy

@@ -8,7 +8,7 @@ from harness.policy import PolicyProcess, until
 from harness.postgres import Postgres
 
 from inferflux.common.contract.errors import from_rpc
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 from inferflux.policy.storage.sealed import PASSPHRASE
 from inferflux.policy.storage.settings import STORAGE
 from inferflux.v1 import policy_pb2

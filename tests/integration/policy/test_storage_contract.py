@@ -13,12 +13,12 @@ import pytest
 from harness.policy import until
 
 from inferflux.common.contract.errors import Aborted, NotFound
-from inferflux.policy import keys
-from inferflux.policy.guardrails.store import Index, Name, Rules, Summary
-from inferflux.policy.key_admin import page_of
-from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.limits.rules import RateLimit
-from inferflux.policy.roles import BUILTIN, Role
+from inferflux.policy.decide import keys
+from inferflux.policy.decide.guardrails.store import Index, Name, Rules, Summary
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.decide.limits.rules import RateLimit
+from inferflux.policy.decide.roles import BUILTIN, Role
+from inferflux.policy.operator.key_admin import page_of
 
 from .storages import Opened, Place, opened
 

@@ -11,11 +11,11 @@ import pytest
 import redis.asyncio
 
 from inferflux.common.contract.errors import InvalidArgument, Unavailable
-from inferflux.policy import keys
-from inferflux.policy.guardrails.store import Name, Rules, Summary
-from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.limits.rules import RateLimit
-from inferflux.policy.roles import BUILTIN, Role
+from inferflux.policy.decide import keys
+from inferflux.policy.decide.guardrails.store import Name, Rules, Summary
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.decide.limits.rules import RateLimit
+from inferflux.policy.decide.roles import BUILTIN, Role
 from inferflux.policy.storage.file import PATH
 from inferflux.policy.storage.sealed import PASSPHRASE, TAKES_CLEAR
 from inferflux.policy.storage.settings import SQL_URL

@@ -10,8 +10,8 @@ import pytest
 
 from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.common.redis import store
-from inferflux.policy.guarded import StoreGuard
-from inferflux.policy.storage.redis_table import RedisTable
+from inferflux.policy.storage.guarded import StoreGuard
+from inferflux.policy.storage.redis.table import RedisTable
 from inferflux.policy.storage.settings import SQL_URL
 from inferflux.policy.storage.sql import SqlTable
 from inferflux.policy.storage.table import KEY, REMEMBERED_MS, ROLE, RULES, Changes, Row, Table

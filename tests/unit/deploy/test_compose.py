@@ -30,7 +30,7 @@ from inferflux.common.servers.servers import (
     NATS_SYNC_INTERVAL,
     nats_command,
 )
-from inferflux.policy.decisions.cedar_files import CedarFiles
+from inferflux.policy.decide.decisions.cedar_files import CedarFiles
 from inferflux.policy.settings import PolicySettings
 from inferflux.worker.settings import WorkerSettings
 from tools.reference.settings import SETTINGS, variables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.gateway.http.front.routes import ROUTES
-from inferflux.policy.roles import BUILTIN
+from inferflux.policy.decide.roles import BUILTIN
 from tools.reference import access
 from tools.reference.__main__ import POLICY_PAGE, written_policy
 

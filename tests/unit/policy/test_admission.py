@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from inferflux.common.contract.callers.scopes import Scope, expanded
 from inferflux.common.contract.errors import InferFluxError, PermissionDenied, Unauthenticated
-from inferflux.policy.admission import Holder, authorize, identify
-from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.roles import Role
+from inferflux.policy.decide.admission import Holder, authorize, identify
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.decide.roles import Role
 
 SECRET = "ifx_" + "a" * 43
 NOW = 1_000_000

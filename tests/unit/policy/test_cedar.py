@@ -7,8 +7,8 @@ import json
 import pytest
 from harness.decisions import call, reservation
 
-from inferflux.policy.decisions.cedar import CedarRules
-from inferflux.policy.decisions.facts import BackendFailed, Facts
+from inferflux.policy.decide.decisions.cedar import CedarRules
+from inferflux.policy.decide.decisions.facts import BackendFailed, Facts
 
 ALL = "permit(principal, action, resource);"
 

@@ -8,8 +8,8 @@ import pytest
 from harness.decisions import call
 from prometheus_client import CollectorRegistry
 
-from inferflux.policy.decisions.cedar import Cedar
-from inferflux.policy.decisions.cedar_files import MAX_BYTES, CedarFiles, CedarReload
+from inferflux.policy.decide.decisions.cedar import Cedar
+from inferflux.policy.decide.decisions.cedar_files import MAX_BYTES, CedarFiles, CedarReload
 from inferflux.policy.metrics import DecisionMetrics
 
 ALL = "permit(principal, action, resource);"

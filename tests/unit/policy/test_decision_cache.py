@@ -6,8 +6,8 @@ from harness.decisions import call, reservation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.policy.decisions.cache import MAX_ENTRIES, DecisionCache
-from inferflux.policy.decisions.facts import PERMITTED, Decision
+from inferflux.policy.decide.decisions.cache import MAX_ENTRIES, DecisionCache
+from inferflux.policy.decide.decisions.facts import PERMITTED, Decision
 
 REFUSED = Decision(is_permitted=False, reason="no")
 

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from inferflux.common.calls.grpc_metadata import DECISION
 from inferflux.common.contract.errors import Aborted, InvalidArgument, PermissionDenied, Unavailable
-from inferflux.policy.decisions.chain import Asked, Decisions
-from inferflux.policy.decisions.facts import PERMITTED, BackendFailed, Decision, Facts, to_message
+from inferflux.policy.decide.decisions.chain import Asked, Decisions
+from inferflux.policy.decide.decisions.facts import PERMITTED, BackendFailed, Decision, Facts, to_message
 from inferflux.policy.metrics import DecisionMetrics
 from inferflux.v1 import policy_pb2
 

@@ -6,8 +6,8 @@ import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.process.settings import load
-from inferflux.policy.decisions import opening
-from inferflux.policy.decisions.opening import open_decisions
+from inferflux.policy.decide.decisions import opening
+from inferflux.policy.decide.decisions.opening import open_decisions
 from inferflux.policy.settings import PolicySettings
 
 URL = "http://127.0.0.1:8181/v1/data/inferflux/decision"

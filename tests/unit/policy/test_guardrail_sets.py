@@ -10,9 +10,9 @@ import pytest
 
 from inferflux.common.calls.grpc_metadata import GUARDRAIL
 from inferflux.common.contract.errors import Aborted, PermissionDenied, Unavailable
-from inferflux.policy.guardrails.prompts import PromptGuard
-from inferflux.policy.guardrails.sets import MAX_AGE_S, GuardrailSets
-from inferflux.policy.guardrails.store import Index, Name, Rules, Summary, Versions
+from inferflux.policy.decide.guardrails.prompts import PromptGuard
+from inferflux.policy.decide.guardrails.sets import MAX_AGE_S, GuardrailSets
+from inferflux.policy.decide.guardrails.store import Index, Name, Rules, Summary, Versions
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 Blocked = guardrails_pb2.BlockedText

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.policy.key_admin import page_of
-from inferflux.policy.keys import ApiKeyRecord
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.operator.key_admin import page_of
 
 records = st.lists(
     st.builds(

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from inferflux.common.contract.callers.api_key import is_well_formed
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.policy import keys
-from inferflux.policy.keys import ALL_SCOPES, ApiKeyRecord
-from inferflux.policy.roles import access_of
+from inferflux.policy.decide import keys
+from inferflux.policy.decide.keys import ALL_SCOPES, ApiKeyRecord
+from inferflux.policy.decide.roles import access_of
 
 URL_SAFE = string.ascii_letters + string.digits + "-_"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.policy.limits.rules import MOST, kind_subject, over_limit, parse_limits, parse_subject
+from inferflux.policy.decide.limits.rules import MOST, kind_subject, over_limit, parse_limits, parse_subject
 
 KEY = "key:key_" + "0" * 16
 

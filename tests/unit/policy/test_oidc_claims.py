@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.common.contract.callers.scopes import Scope, expanded
 from inferflux.common.contract.errors import PermissionDenied
-from inferflux.policy.admission import authorize, identify_token
-from inferflux.policy.keys import parse_holder_id
-from inferflux.policy.oidc.claims import TokenHolder, holder_of
-from inferflux.policy.oidc.issuer import Issuer
-from inferflux.policy.oidc.tokens import TokenRefused
-from inferflux.policy.roles import BUILTIN
+from inferflux.policy.decide.admission import authorize, identify_token
+from inferflux.policy.decide.keys import parse_holder_id
+from inferflux.policy.decide.oidc.claims import TokenHolder, holder_of
+from inferflux.policy.decide.oidc.issuer import Issuer
+from inferflux.policy.decide.oidc.tokens import TokenRefused
+from inferflux.policy.decide.roles import BUILTIN
 
 URL = "https://idp.example.com"
 NOW = 1_900_000_000.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.oidc_keys import SigningKey
 
-from inferflux.policy.oidc.key_cache import KeyCache, KeyTimes
-from inferflux.policy.oidc.key_set import KeySet, parse_key_set
+from inferflux.policy.decide.oidc.key_cache import KeyCache, KeyTimes
+from inferflux.policy.decide.oidc.key_set import KeySet, parse_key_set
 
 TIMES = KeyTimes(refresh_s=300, stale_s=3600, retry_s=10)
 OLD, NEW = SigningKey.ec("old"), SigningKey.ec("new")

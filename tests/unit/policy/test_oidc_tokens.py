@@ -20,9 +20,9 @@ from inferflux.common.contract.callers.credentials import (
     could_be_credential,
     could_be_token,
 )
-from inferflux.policy.oidc.key_set import KeySet, VerifyingKey, parse_key_set
-from inferflux.policy.oidc.tokens import TokenRefused, read, verify
-from inferflux.policy.oidc.verified import Verified, VerifiedTokens
+from inferflux.policy.decide.oidc.key_set import KeySet, VerifyingKey, parse_key_set
+from inferflux.policy.decide.oidc.tokens import TokenRefused, read, verify
+from inferflux.policy.decide.oidc.verified import Verified, VerifiedTokens
 
 URL = "https://idp.example.com"
 RSA, EC, STRANGER = SigningKey.rsa(), SigningKey.ec(), SigningKey.rsa("rsa-1")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from harness.decisions import call, reservation
 
-from inferflux.policy.decisions.facts import PERMITTED, BackendFailed, Decision
-from inferflux.policy.decisions.opa import input_of, parse_answer
+from inferflux.policy.decide.decisions.facts import PERMITTED, BackendFailed, Decision
+from inferflux.policy.decide.decisions.opa import input_of, parse_answer
 
 
 def test_a_calls_input_says_who_calls_what() -> None:

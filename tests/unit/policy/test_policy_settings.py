@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.common.process.settings import load
-from inferflux.policy import keys
+from inferflux.policy.decide import keys
 from inferflux.policy.settings import PolicySettings
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from inferflux.common.contract.callers.scopes import SCOPES, Scope, expanded
 from inferflux.common.contract.errors import InvalidArgument, PermissionDenied
-from inferflux.policy import roles
-from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.roles import (
+from inferflux.policy.decide import roles
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.decide.roles import (
     BUILTIN,
     Access,
     Role,

@@ -11,7 +11,7 @@ import pytest
 
 from inferflux.common.contract.errors import Aborted, Unavailable
 from inferflux.policy.storage.table import KEY, RULES, Changes, Edits, Row
-from inferflux.policy.storage.view import MAX_AGE_S, Rows, View
+from inferflux.policy.storage.tables.view import MAX_AGE_S, Rows, View
 
 A, B = Row(KEY, "a"), Row(KEY, "b")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from inferflux.policy.together import Together
+from inferflux.policy.storage.together import Together
 
 
 class Asked:

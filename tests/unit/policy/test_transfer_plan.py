@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from inferflux.common.contract.errors import Aborted, InvalidArgument
-from inferflux.policy import keys
-from inferflux.policy.guardrails.store import Name
-from inferflux.policy.keys import ApiKeyRecord
-from inferflux.policy.limits.rules import RateLimit
-from inferflux.policy.roles import Role
-from inferflux.policy.transfer.document import (
+from inferflux.policy.decide import keys
+from inferflux.policy.decide.guardrails.store import Name
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.decide.limits.rules import RateLimit
+from inferflux.policy.decide.roles import Role
+from inferflux.policy.operator.transfer.document import (
     GuardrailSet,
     PolicyState,
     parse_document,
     state_of,
     to_document,
 )
-from inferflux.policy.transfer.plan import Change, n_items, plan
+from inferflux.policy.operator.transfer.plan import Change, n_items, plan
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 NOW_MS = 1_800_000_000_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.policy.usage import SettledRequest
+from inferflux.policy.decide.usage import SettledRequest
 from inferflux.v1 import generation_pb2, policy_pb2
 
 

@@ -21,26 +21,26 @@ from inferflux.common.redis import store
 from inferflux.v1 import policy_pb2_grpc
 
 from .bootstrap import Bootstrap
-from .decisions.chain import Decisions
-from .decisions.opening import open_decisions
-from .guarded import StoreGuard
-from .guardrails.admin import GuardrailAdmin
-from .guardrails.prompts import PromptGuard
-from .guardrails.sets import GuardrailSets
-from .key_admin import KeyAdmin
+from .decide.decisions.chain import Decisions
+from .decide.decisions.opening import open_decisions
+from .decide.guardrails.prompts import PromptGuard
+from .decide.guardrails.sets import GuardrailSets
+from .decide.oidc.token_admission import TokenAdmission
 from .last_used import LastUsed
-from .limits.admin import LimitAdmin
-from .limits.limiter import Limiter
 from .metrics import PolicyMetrics
-from .oidc.token_admission import TokenAdmission
-from .role_admin import RoleAdmin
+from .operator.guardrail_admin import GuardrailAdmin
+from .operator.key_admin import KeyAdmin
+from .operator.limit_admin import LimitAdmin
+from .operator.role_admin import RoleAdmin
+from .operator.transfer.admin import TransferAdmin
 from .rules import MAX_MESSAGE_BYTES, RULES
 from .servicer import Parts, PolicyServicer
 from .settings import PolicySettings
+from .storage.guarded import StoreGuard
 from .storage.interface import Storage
+from .storage.limiter import Limiter
 from .storage.opening import storage_of
-from .transfer.admin import TransferAdmin
-from .usage_store import UsageStore
+from .storage.usage_store import UsageStore
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -10,9 +10,9 @@ from pathlib import Path
 from inferflux.common.process import logs
 from inferflux.common.process.private_files import write_private
 
-from . import keys
-from .key_store import KeyStore
-from .keys import ALL_SCOPES, ApiKeyRecord
+from .decide import keys
+from .decide.key_store import KeyStore
+from .decide.keys import ALL_SCOPES, ApiKeyRecord
 
 GENERATED = "generated"
 """The mark of a key that was not given."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from inferflux.common.contract.errors import Unavailable
 from inferflux.common.process import logs
 
-from .key_store import KeyStore
+from .decide.key_store import KeyStore
 
 log = logs.get()
 

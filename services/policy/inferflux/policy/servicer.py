@@ -35,34 +35,34 @@ from inferflux.common.process import logs
 from inferflux.common.tracing import trace_id_of
 from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
-from . import keys
-from .admission import Holder, authorize, identify, identify_token
-from .decisions.facts import facts_of_call, parse_method, to_message
-from .limits.limiter import NOT_COUNTED, Counted, Job
-from .limits.rules import key_subject, model_subject, tenant_subject
-from .usage import SettledRequest, parse_attempt_id, parse_request_id
+from .decide import keys
+from .decide.admission import Holder, authorize, identify, identify_token
+from .decide.decisions.facts import facts_of_call, parse_method, to_message
+from .decide.limits.rules import key_subject, model_subject, tenant_subject
+from .decide.usage import SettledRequest, parse_attempt_id, parse_request_id
+from .storage.limiter import NOT_COUNTED, Counted, Job
 
 if TYPE_CHECKING:
     import grpc
 
     from inferflux.common.calls.audit.writer import AuditTrail
 
-    from .decisions.chain import Decisions
-    from .guardrails.admin import GuardrailAdmin
-    from .guardrails.prompts import PromptGuard
-    from .guardrails.store import Index
-    from .key_admin import KeyAdmin
-    from .key_store import KeyStore
-    from .keys import ApiKeyRecord
+    from .decide.decisions.chain import Decisions
+    from .decide.guardrails.prompts import PromptGuard
+    from .decide.guardrails.store import Index
+    from .decide.key_store import KeyStore
+    from .decide.keys import ApiKeyRecord
+    from .decide.oidc.token_admission import TokenAdmission
+    from .decide.roles import Role
     from .last_used import LastUsed
-    from .limits.admin import LimitAdmin
-    from .limits.limiter import Limiter
     from .metrics import PolicyMetrics
-    from .oidc.token_admission import TokenAdmission
-    from .role_admin import RoleAdmin
-    from .roles import Role
-    from .transfer.admin import TransferAdmin
-    from .usage_store import UsageStore
+    from .operator.guardrail_admin import GuardrailAdmin
+    from .operator.key_admin import KeyAdmin
+    from .operator.limit_admin import LimitAdmin
+    from .operator.role_admin import RoleAdmin
+    from .operator.transfer.admin import TransferAdmin
+    from .storage.limiter import Limiter
+    from .storage.usage_store import UsageStore
 
     Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -12,10 +12,10 @@ from inferflux.common.contract.callers.api_key import is_well_formed
 from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 from inferflux.common.process.settings import ListenAddress, OptionalPath, SubjectToken, listed, setting
 
-from .decisions.settings import DecisionSettings
-from .keys import OWN_TENANT
-from .oidc.issuer import Issuers
-from .oidc.key_cache import KeyTimes
+from .decide.decisions.settings import DecisionSettings
+from .decide.keys import OWN_TENANT
+from .decide.oidc.issuer import Issuers
+from .decide.oidc.key_cache import KeyTimes
 from .storage.settings import StorageSettings
 
 

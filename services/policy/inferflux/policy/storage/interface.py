@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from inferflux.policy.guardrails.store import GuardrailStore
-from inferflux.policy.key_store import KeyStore
-from inferflux.policy.limits.store import RateLimitStore
+from inferflux.policy.decide.guardrails.store import GuardrailStore
+from inferflux.policy.decide.key_store import KeyStore
+from inferflux.policy.decide.limits.store import RateLimitStore
 
 
 class Storage(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from inferflux.policy.guarded import StoreGuard
+from .guarded import StoreGuard
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.policy.guarded import StoreGuard
 
 from .file import PATH, FileTable
+from .guarded import StoreGuard
 from .interface import Storage
 from .last_used import RedisLastUsed
-from .redis import RedisStorage
-from .redis_clear import RedisTableOverClear
+from .redis.clear import RedisTableOverClear
+from .redis.storage import RedisStorage
 from .sealed import PASSPHRASE, SealedTable
 from .sealing import COST, Keyring, parse_passphrases
 from .settings import STORAGE, StorageSettings
 from .table import Table
-from .table_storage import TableStorage
+from .tables.storage import TableStorage
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

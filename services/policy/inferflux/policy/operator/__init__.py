@@ -1,0 +1,1 @@
+"""What administrators do with keys, roles, limits and guardrails."""

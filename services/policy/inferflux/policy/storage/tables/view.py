@@ -1,0 +1,116 @@
+"""The rows of a table in memory, at most a quarter of a second old."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from inferflux.common.contract.errors import Unavailable
+from inferflux.policy.storage.table import LARGE, Changes, Edits, Row, Table
+
+# What other processes have changed is seen after this time, and the time of one read.
+MAX_AGE_S = 0.25
+# A change that others came before with is decided anew, at most so often. From the second time on it has a
+# turn of its own: those who never pause would come first each time.
+_ATTEMPTS = 100
+_MOST_PAUSE_S = 0.02
+
+_Result = TypeVar("_Result")
+
+Rows = Mapping[str, Mapping[str, str]]
+"""Values by kind and name."""
+
+
+class View:
+    """What a table has. Nothing is assumed where it cannot be read: every method raises Unavailable then.
+
+    Args:
+        now_ms: the time, in ms since 1970.
+        clock: in seconds, from any start.
+    """
+
+    def __init__(
+        self, table: Table, *, now_ms: Callable[[], int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._table = table
+        self._now_ms = now_ms
+        self._clock = clock
+        self._rows: dict[str, dict[str, str]] = {}
+        self._revision = 0
+        self._read_at = -MAX_AGE_S
+        self._reading: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+
+    @property
+    def revision(self) -> int:
+        """Of what `rows` returned last."""
+        return self._revision
+
+    async def rows(self) -> Rows:
+        """All rows but the large ones. They change in place: hold on to none of it."""
+        if self._clock() - self._read_at >= MAX_AGE_S:
+            await self.read()
+        return self._rows
+
+    async def read(self) -> None:
+        """Read what has changed. Who asks while it is read gets the same."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+            self._reading.add_done_callback(_retrieve)
+        await asyncio.shield(self._reading)
+
+    async def large(self, rows: Sequence[Row]) -> list[str | None]:
+        return await self._table.large(rows)
+
+    async def change(self, decide: Callable[[Rows, int], tuple[Edits, _Result]]) -> _Result:
+        """Change rows, decided on what is there: anew if another process has changed something meanwhile.
+
+        Args:
+            decide: gets the rows and the revision that the change will have; returns what to change, and what
+                this returns. What it raises leaves everything as it is.
+        """
+        async with self._changing:
+            for attempt in range(_ATTEMPTS):
+                if attempt:  # two that try in step would lose in turn
+                    await asyncio.sleep(random.uniform(0, _MOST_PAUSE_S))  # noqa: S311
+                async with self._table.turn() if attempt else contextlib.nullcontext():
+                    await self.read()
+                    expected = self._revision
+                    revision = max(self._now_ms(), expected + 1)
+                    edits, result = decide(self._rows, revision)
+                    if not edits:
+                        return result
+                    if await self._table.write(edits, expected=expected, revision=revision):
+                        if self._revision == expected:
+                            self._apply(Changes(revision, edits))
+                        return result
+        raise Unavailable("others change the policy store all the time: try again", reason="STORE_BUSY")
+
+    async def _read(self) -> None:
+        asked_at, since = self._clock(), self._revision
+        changes = await self._table.changes(since)
+        if self._revision == since:  # else a change of this process came first: the next read has both
+            self._apply(changes)
+            self._read_at = asked_at
+
+    def _apply(self, changes: Changes) -> None:
+        if changes.is_whole:
+            self._rows = {}
+        for (kind, name), value in changes.rows.items():
+            if kind in LARGE:
+                continue
+            if value is None:
+                self._rows.get(kind, {}).pop(name, None)
+            else:
+                self._rows.setdefault(kind, {})[name] = value
+        self._revision = changes.revision
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """An error is for those who wait, if there still are any."""
+    if not task.cancelled():
+        task.exception()
