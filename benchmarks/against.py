@@ -36,7 +36,7 @@ from benchmarks.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
 from benchmarks.pairs import SAMPLED, Word, in_turn, load_of, ratio
 from benchmarks.peers import ROOT
 from benchmarks.stats import median
-from inferflux.cli.state_dir import StackState, StateDir
+from inferflux.cli.reach.state_dir import StackState, StateDir
 
 _START_LIMIT_S = 90.0
 _POLL_S = 0.1

@@ -27,7 +27,7 @@ if not __package__:
 import uvloop
 from rich.console import Console
 
-from inferflux.cli.client import Client
+from inferflux.cli.reach.client import Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import generation_pb2

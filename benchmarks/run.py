@@ -33,7 +33,7 @@ from benchmarks.peers import ROOT, PeerError
 from benchmarks.rows import ROWS, Row
 from benchmarks.scenarios import SCENARIOS, Scenario, Setup
 from benchmarks.show import rows_table
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import StartError
 
 _BUSY_LOAD = 0.5

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.command_line import make_parser
 from benchmarks.stats import percentile
-from inferflux.cli.client import Client
+from inferflux.cli.reach.client import Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects

@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command_line import make_parser
-from inferflux.cli.cert_files import ca_file, files_of
-from inferflux.cli.certificates import write_certificates
+from inferflux.cli.stack.cert_files import ca_file, files_of
+from inferflux.cli.stack.certificates import write_certificates
 from inferflux.common.bus import Bus, JobConsumer, Message, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.process.private_files import write_private

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from inferflux.cli.conversion import convert
-from inferflux.cli.out_types import OutType
+from inferflux.cli.conversion.out_types import OutType
 
 
 def minilm_folder() -> Path | None:

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from benchmarks.grpc_target import generate_request
 from benchmarks.lab import LabError
 from benchmarks.prompts import Prompts, middle_of
-from inferflux.cli.client import Client
+from inferflux.cli.reach.client import Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.calls import grpc_client
 from inferflux.common.contract.address import split

@@ -9,7 +9,7 @@ import nats
 import nats.errors
 import nats.js.errors
 
-from inferflux.cli.client import Client
+from inferflux.cli.reach.client import Client
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import cluster_pb2

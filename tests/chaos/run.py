@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.client import Client, countdown
 from harness.leaders import leader_of
 
-from inferflux.cli.client import Client as AdminClient
+from inferflux.cli.reach.client import Client as AdminClient
 from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions, StartError
 from inferflux.common.bus import Bus
 from inferflux.common.calls import grpc_client

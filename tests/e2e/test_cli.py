@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from harness.inferctl import Terminal, run
 
-from inferflux.cli.client import Client
+from inferflux.cli.reach.client import Client
 from inferflux.cli.stack import Stack
 from inferflux.v1 import cluster_pb2
 

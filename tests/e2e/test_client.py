@@ -14,11 +14,11 @@ from harness import client as harness
 from harness.another_gateway import AnotherGateway, another_gateway
 from harness.commands import outcome_of
 
-from inferflux.cli import client as cli
-from inferflux.cli.errors import in_words
-from inferflux.cli.generation import user_message
+from inferflux.cli.ask.generation import user_message
+from inferflux.cli.reach import client as cli
+from inferflux.cli.reach.errors import in_words
+from inferflux.cli.reach.target import Target
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.cli.target import Target
 from inferflux.client import (
     AsyncClient,
     Client,

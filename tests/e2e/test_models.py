@@ -21,9 +21,9 @@ from harness.model_server import ModelServer, Served
 from harness.projectors import IMAGE_TOKENS, picture, tiny_projector
 from harness.worker import DEMO_MODEL
 
-from inferflux.cli import client as cli
+from inferflux.cli.reach import client as cli
+from inferflux.cli.reach.target import Target
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.cli.target import Target
 from inferflux.common.contract.errors import from_rpc
 from inferflux.common.servers.servers import free_port
 from inferflux.v1 import inference_pb2, model_pb2, tokens_pb2

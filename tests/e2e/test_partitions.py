@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from inferflux.cli.client import Client
+from inferflux.cli.reach.client import Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.v1 import generation_pb2
 

@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.inferctl import run
 from harness.tls_proxy import TlsProxy
 
-from inferflux.cli.cert_files import files_of
-from inferflux.cli.certificates import write_certificates
+from inferflux.cli.reach.state_dir import StateDir
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.cli.state_dir import StateDir
+from inferflux.cli.stack.cert_files import files_of
+from inferflux.cli.stack.certificates import write_certificates
 from inferflux.client import AsyncClient, InferFluxError, Tls
 from inferflux.client.token_reader import TokenReader
 from inferflux.common.bus import Bus

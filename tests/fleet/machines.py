@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from inferflux.cli.client import Client as AdminClient
+from inferflux.cli.reach.client import Client as AdminClient
+from inferflux.cli.reach.target import Target
 from inferflux.cli.stack import readiness
 from inferflux.cli.stack.process import ManagedProcess
-from inferflux.cli.target import Target
 from inferflux.common.contract.errors import InferFluxError
 
 from .clocks import shifted

@@ -15,7 +15,7 @@ from pathlib import Path
 from chaos import aftermath
 from chaos.report import Report
 
-from inferflux.cli.client import Client as AdminClient
+from inferflux.cli.reach.client import Client as AdminClient
 from inferflux.common.calls import grpc_client
 from inferflux.common.contract.requests.priority import HIGHEST
 from inferflux.common.process import logs

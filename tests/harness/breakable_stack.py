@@ -8,7 +8,7 @@ from typing import Self
 import grpc.aio
 from harness.client import Client
 
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import admin_pb2, cluster_pb2, scheduler_pb2

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cryptography import x509
 
-from inferflux.cli.cert_files import ca_file, files_of
-from inferflux.cli.certificates import write_certificates
+from inferflux.cli.stack.cert_files import ca_file, files_of
+from inferflux.cli.stack.certificates import write_certificates
 from inferflux.common.process.tls import TlsFiles
 
 

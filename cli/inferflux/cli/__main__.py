@@ -22,7 +22,7 @@ def _run() -> None:
     from inferflux.common.contract.errors import InferFluxError
 
     from .app import app
-    from .errors import CommandError, in_words
+    from .reach.errors import CommandError, in_words
 
     try:
         app()

@@ -16,20 +16,20 @@ from inferflux.common.contract.models.admin_limits import (
 )
 from inferflux.v1 import scheduler_pb2
 
-from .audit_admin import audit
-from .cache_admin import cache
-from .certs_admin import certs
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .draining import begin, follow, goes_on
-from .guardrail_admin import guardrails
-from .key_admin import api_keys
-from .limit_admin import rate_limit
-from .nats_user_admin import nats_user
-from .policy_transfer import policy
-from .role_admin import roles
-from .tables import fairness_view
-from .usage_admin import usage
+from .ask.draining import begin, follow, goes_on
+from .operate.audit_admin import audit
+from .operate.cache_admin import cache
+from .operate.certs_admin import certs
+from .operate.guardrail_admin import guardrails
+from .operate.key_admin import api_keys
+from .operate.limit_admin import rate_limit
+from .operate.nats_user_admin import nats_user
+from .operate.policy_transfer import policy
+from .operate.role_admin import roles
+from .operate.usage_admin import usage
+from .reach.client import Client
+from .reach.command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .show.tables import fairness_view
 
 admin = typer.Typer(
     help="Change fairness, drain workers, clear caches, manage keys and access, and read the audit trail.",

@@ -15,10 +15,18 @@ from rich.live import Live
 from typer.completion import show_callback
 
 from .admin import admin
-from .answer import Answer
-from .chat import ChatSession, one_shot
-from .client import Client
-from .command import (
+from .ask.answer import Answer
+from .ask.chat import ChatSession, one_shot
+from .ask.devices import devices, plan, rpc_server
+from .ask.embed import embed, rerank
+from .ask.flags import GenerationFlags, with_flag_groups
+from .ask.models import models
+from .ask.store import pull
+from .ask.stream import show
+from .ask.tools import tools_of
+from .convert import convert
+from .reach.client import Client
+from .reach.command import (
     ApiKey,
     AsJson,
     Endpoint,
@@ -28,15 +36,7 @@ from .command import (
     state_path,
     with_client,
 )
-from .convert import convert
-from .devices import devices, plan, rpc_server
-from .embed import embed, rerank
-from .flags import GenerationFlags, with_flag_groups
-from .models import models
-from .store import pull
-from .stream import show
-from .tables import cache_view, status_view
-from .tools import tools_of
+from .show.tables import cache_view, status_view
 
 _WATCHED_SERVERS = 3
 _WATCH_INTERVAL_S = 1.0
@@ -258,8 +258,8 @@ def up(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
-    from .foreground import in_foreground
     from .stack import CHAT_TEMPLATE, DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
+    from .stack.foreground import in_foreground
     from .up import chosen_model, null_workers_of, serve, zones_of
 
     if nats not in (1, 3, 5):
@@ -312,8 +312,8 @@ def up(
 def demo(model: ModelPath = None, verbose: Verbose = False) -> None:
     """Start a stack aside, stream one answer, say how fast it was, end it."""
     from .demo import show_answer
-    from .foreground import in_foreground
     from .stack import StackOptions
+    from .stack.foreground import in_foreground
 
     options = StackOptions(model=model)
     raise typer.Exit(asyncio.run(in_foreground(options, show_answer, is_verbose=verbose, says_end=False)))

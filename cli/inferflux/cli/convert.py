@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from .bars import bar
-from .command import make_console
-from .errors import CommandError
-from .out_types import OutType
-from .tables import bytes_words
+from .conversion.out_types import OutType
+from .reach.command import make_console
+from .reach.errors import CommandError
+from .show.bars import bar
+from .show.tables import bytes_words
 
 
 def convert(

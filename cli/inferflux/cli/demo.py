@@ -6,11 +6,11 @@ import time
 
 from rich.console import Console
 
-from .answer import Answer
-from .client import Client
-from .generation import Generation, user_message
+from .ask.answer import Answer
+from .ask.generation import Generation, user_message
+from .ask.stream import stream_text
+from .reach.client import Client
 from .stack import Stack
-from .stream import stream_text
 
 QUESTION = "Tell me a short story about a fox."
 _GENERATION = Generation(max_tokens=200, temperature=0.0)

@@ -19,16 +19,16 @@ from rich.markup import escape
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InferFluxError
 
-from .client import Client
-from .errors import CommandError
 from .model_files.choosing import DEMO, Chosen, choose
 from .model_files.named import SMOLLM2
+from .reach.client import Client
+from .reach.errors import CommandError
+from .reach.state_dir import StateDir, home_path
+from .show.tables import paths_without
 from .stack import Stack
 from .stack.follow import LogTail
 from .stack.ignored import ignored_variables
 from .stack.options import DEMO_MODEL, ENGINE, NULL_WORKERS
-from .state_dir import StateDir, home_path
-from .tables import paths_without
 
 _TLS = "the CA: INFERFLUX_TLS_CA; beside it client.pem and client.key, which NATS asks for"
 

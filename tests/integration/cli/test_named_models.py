@@ -16,11 +16,11 @@ from harness.inferctl import Terminal, run
 from harness.model_server import ModelServer, Served, model_server
 from rich.console import Console
 
-from inferflux.cli.errors import CommandError
 from inferflux.cli.model_files import named
 from inferflux.cli.model_files.choosing import choose, is_path
 from inferflux.cli.model_files.fetching import fetch
 from inferflux.cli.model_files.named import NAMED, NamedModel, Pin
+from inferflux.cli.reach.errors import CommandError
 
 DEMO = Path(__file__).resolve().parents[3] / "models" / "inferflux-demo.gguf"
 HALVES = (b"GGUF" + bytes(range(256)) * 400, bytes(reversed(range(256))) * 300)

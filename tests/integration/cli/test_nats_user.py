@@ -11,10 +11,10 @@ import pytest
 from cryptography import x509
 from harness.inferctl import run
 
-from inferflux.cli.cert_files import NAMES, ca_file, files_of
+from inferflux.cli.reach.state_dir import StackState, StateDir
 from inferflux.cli.stack.access import Access, grant
+from inferflux.cli.stack.cert_files import NAMES, ca_file, files_of
 from inferflux.cli.stack.ports import Ports
-from inferflux.cli.state_dir import StackState, StateDir
 from inferflux.client.token_reader import TokenReader
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import ports
 from inferflux.cli.stack.options import StackOptions
 from inferflux.common.servers.servers import free_port

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from inferflux.cli.audit_admin import audit
+from inferflux.cli.operate.audit_admin import audit
 from inferflux.common.calls.audit.chain import Head, seal
 
 

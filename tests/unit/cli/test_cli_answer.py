@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.cli.answer import Answer
+from inferflux.cli.ask.answer import Answer
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 

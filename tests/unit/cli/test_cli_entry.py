@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from inferflux.cli.app import app
-from inferflux.cli.flags import DEFAULT_MAX_TOKENS, GenerationFlags
+from inferflux.cli.ask.flags import DEFAULT_MAX_TOKENS, GenerationFlags
 
 # SIGINT arrives when the last of the imports has begun.
 _INTERRUPTED_WHILE_IMPORTING = """

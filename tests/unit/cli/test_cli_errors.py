@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.cli.errors import in_words
+from inferflux.cli.reach.errors import in_words
 from inferflux.common.contract.errors import (
     InferFluxError,
     InvalidArgument,

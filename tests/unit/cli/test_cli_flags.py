@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from inferflux.cli.flags import GenerationFlags, with_flag_groups
+from inferflux.cli.ask.flags import GenerationFlags, with_flag_groups
 from inferflux.v1.generation_pb2 import SPECULATION_NGRAM, SPECULATION_UNSPECIFIED
 
 

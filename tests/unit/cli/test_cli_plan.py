@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import typer
 
+from inferflux.cli.reach.state_dir import StateDir
 from inferflux.cli.stack.access import Access, grant
 from inferflux.cli.stack.options import THREADS, ZONE, StackOptions
 from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, worker_names
 from inferflux.cli.stack.ports import Ports
-from inferflux.cli.state_dir import StateDir
 from inferflux.cli.up import null_workers_of, zones_of
 
 PORTS = Ports(nats=(1001,), redis=(1002,), policy=1003, gateway=1004, http=1005)

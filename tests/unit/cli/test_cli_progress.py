@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from inferflux.cli.progress import StartDisplay
 from inferflux.cli.stack import EventKind, StackEvent
+from inferflux.cli.stack.progress import StartDisplay
 
 
 def a_display(height: int) -> tuple[StartDisplay, Console, io.StringIO]:

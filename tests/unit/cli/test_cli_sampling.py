@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from inferflux.cli.generation import Generation
-from inferflux.cli.sampling import sampling_of
+from inferflux.cli.ask.generation import Generation
+from inferflux.cli.ask.sampling import sampling_of
 from inferflux.v1 import generation_pb2
 
 

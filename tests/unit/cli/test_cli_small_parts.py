@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.cli.chat import Conversation
-from inferflux.cli.errors import CommandError
-from inferflux.cli.generation import assistant_message, user_message
+from inferflux.cli.ask.chat import Conversation
+from inferflux.cli.ask.generation import assistant_message, user_message
+from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack.backoff import FIRST_S, LONGEST_S, STABLE_S, Backoff
 from inferflux.cli.stack.follow import LogTail
 from inferflux.cli.stack.options import find_model

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.cli.errors import CommandError
-from inferflux.cli.state_dir import StackState, StateDir, default_path
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.state_dir import StackState, StateDir, default_path
 from inferflux.cli.up import state_dir_flag
 
 STATE = StackState(

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from inferflux.cli.client import joined_status
-from inferflux.cli.tables import cache_view, fairness_view, models_table, status_view
+from inferflux.cli.reach.client import joined_status
+from inferflux.cli.show.tables import cache_view, fairness_view, models_table, status_view
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 CARD = model_pb2.ModelCard(

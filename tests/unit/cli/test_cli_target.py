@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from inferflux.cli.errors import CommandError
-from inferflux.cli.state_dir import StackState
-from inferflux.cli.target import Target, resolve
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.state_dir import StackState
+from inferflux.cli.reach.target import Target, resolve
 
 LOCAL = StackState(
     pid=1,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from inferflux.cli.answer import Answer
-from inferflux.cli.tools import tools_of
+from inferflux.cli.ask.answer import Answer
+from inferflux.cli.ask.tools import tools_of
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 

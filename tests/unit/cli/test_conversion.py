@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from inferflux.cli.app import app
 from inferflux.cli.conversion import ConversionError, convert
-from inferflux.cli.out_types import OutType
+from inferflux.cli.conversion.out_types import OutType
 
 Break = Callable[[Path], object]
 

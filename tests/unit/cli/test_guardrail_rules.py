@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from inferflux.cli.command import as_dict
-from inferflux.cli.errors import CommandError
-from inferflux.cli.guardrail_rules import rules_of_json, texts_of
+from inferflux.cli.operate.guardrail_rules import rules_of_json, texts_of
+from inferflux.cli.reach.command import as_dict
+from inferflux.cli.reach.errors import CommandError
 from inferflux.v1 import guardrails_pb2
 
 Rules = guardrails_pb2.GuardrailRules

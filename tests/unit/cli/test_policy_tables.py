@@ -6,8 +6,8 @@ import pytest
 import typer
 from rich.console import Console, RenderableType
 
-from inferflux.cli.durations import seconds_of
-from inferflux.cli.policy_tables import (
+from inferflux.cli.show.durations import seconds_of
+from inferflux.cli.show.policy_tables import (
     changes_view,
     guardrails_table,
     guardrails_view,

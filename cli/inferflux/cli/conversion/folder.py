@@ -8,13 +8,12 @@ from pathlib import Path
 
 import gguf
 
-from inferflux.cli.out_types import OutType
-
 from .architectures import layout_of
 from .encoders import modern_name, pooling_of
 from .errors import ConversionError
 from .fields import read_fields
 from .layouts import Layout
+from .out_types import OutType
 from .safetensors import Stored, Weights, read_folder
 from .vocabulary import Vocabulary, read_vocabulary, write_special
 from .writing import Target, file_type, kind_of, quant_type, replacing, write_tensors

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.state_dir import StateDir
 from inferflux.cli.stack.options import MODELS_STORE, find_model
-from inferflux.cli.state_dir import StateDir
 
 from .download import CannotFetchError
 from .fetching import fetch

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
 
 from .named import Pin
 

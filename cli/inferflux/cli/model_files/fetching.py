@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from inferflux.cli.bars import bar
+from inferflux.cli.show.bars import bar
 
 from .download import CannotFetchError, download, locate
 from .named import NamedModel, Pin, fetched, models_folder, pins

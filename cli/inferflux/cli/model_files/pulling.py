@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from inferflux.cli.bars import bar
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.bars import bar
 
 _PULL = "inferflux.worker.store.local"
 

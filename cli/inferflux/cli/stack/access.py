@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inferflux.cli.cert_files import ca_file, files_of
-from inferflux.cli.state_dir import FIRST_TENANT, StateDir
+from inferflux.cli.reach.state_dir import FIRST_TENANT, StateDir
 from inferflux.common.process.private_files import write_private
 from inferflux.common.process.tls import TlsFiles
 from inferflux.common.servers import nats_users, redis_users
@@ -15,6 +14,7 @@ from inferflux.common.servers.nats_users import NatsUser
 from inferflux.common.servers.servers import LOOPBACK
 from inferflux.common.servers.watched_servers import SERVICE, Watched
 
+from .cert_files import ca_file, files_of
 from .ports import Ports
 
 # What the password of a cluster's connections is kept under.

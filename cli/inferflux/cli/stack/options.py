@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
 from inferflux.common.servers.servers import NATS_SYNC_INTERVAL
 
 DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inferflux.cli.errors import CommandError
+from inferflux.cli.reach.errors import CommandError
 from inferflux.common.servers.servers import LOOPBACK, free_port
 from inferflux.common.servers.watched_servers import N_SENTINELS
 

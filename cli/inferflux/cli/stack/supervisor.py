@@ -16,11 +16,10 @@ from typing import Self
 from redis.exceptions import RedisError
 
 from inferflux.api.tls import PLAIN_TEXT, Tls
-from inferflux.cli.cert_files import ca_file
-from inferflux.cli.client import Client
-from inferflux.cli.errors import CommandError
-from inferflux.cli.state_dir import FIRST_TENANT, StackState, StateDir
-from inferflux.cli.target import Target
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.state_dir import FIRST_TENANT, StackState, StateDir
+from inferflux.cli.reach.target import Target
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.process.child.children import describe_end
 from inferflux.common.process.machine.cores import usable_cores
@@ -32,6 +31,7 @@ from . import ports as port_choice
 from . import readiness, store
 from .access import Access, grant
 from .backoff import Backoff
+from .cert_files import ca_file
 from .events import EventKind, Observer, StackEvent, ignore
 from .options import StackOptions, find_model
 from .plan import END_ORDER, joining, plan, worker_names
@@ -422,7 +422,7 @@ class Stack:
 
 def _make_certificates(folder: Path) -> None:
     # Only a stack with TLS pays for its import.
-    from inferflux.cli.certificates import write_certificates
+    from .certificates import write_certificates
 
     write_certificates(folder)
 

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from rich.console import Console
 from rich.markup import escape
 
-from .errors import INTERRUPTED
+from inferflux.cli.reach.errors import INTERRUPTED
+
+from . import Stack, StackOptions, StartError
+from .follow import follow_logs
 from .progress import StartDisplay
-from .stack import Stack, StackOptions, StartError
-from .stack.follow import follow_logs
 
 
 async def in_foreground(

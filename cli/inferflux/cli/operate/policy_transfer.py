@@ -10,13 +10,20 @@ from typing import Annotated
 import typer
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.policy_tables import changes_view
 from inferflux.common.process.private_files import write_private
 from inferflux.v1 import policy_pb2
-
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .errors import CommandError
-from .policy_tables import changes_view
 
 policy = typer.Typer(help="Export and import keys, roles, limits and guardrails.", no_args_is_help=True)
 

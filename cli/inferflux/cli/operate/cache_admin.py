@@ -6,12 +6,19 @@ from typing import Annotated
 
 import typer
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.tables import cleared_view
 from inferflux.v1 import admin_pb2
-
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .errors import CommandError
-from .tables import cleared_view
 
 cache = typer.Typer(help="What is kept of earlier requests for later ones.", no_args_is_help=True)
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from .cert_files import NAMES, ca_file
-from .errors import CommandError
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.stack.cert_files import NAMES, ca_file
 
 # Names, with * for the first label, and addresses: the rest is what no one can connect to.
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_.:-]+")
@@ -28,7 +28,7 @@ def certs(
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long certificates are valid.")] = 90,
 ) -> None:
     """Make a development CA, and a certificate of it for every process. Again: the CA stays."""
-    from .certificates import LOCAL, write_certificates
+    from inferflux.cli.stack.certificates import LOCAL, write_certificates
 
     hosts = host or []
     for name in hosts:

@@ -18,14 +18,21 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.bars import bar
 from inferflux.client.retrying import GATEWAY_LOST
 from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import model_pb2
-
-from .bars import bar
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .errors import CommandError
 
 # Whatever else ends a pull has a reason of its own.
 _GATEWAY_AWAY = (GATEWAY_LOST, Unavailable.default_reason)

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.bars import bar
 from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import scheduler_pb2
-
-from .bars import bar
-from .errors import CommandError
 
 Updates = AsyncGenerator[scheduler_pb2.DrainProgress, None]
 

@@ -15,15 +15,14 @@ from urllib.parse import urlsplit
 
 import typer
 
+from inferflux.cli.reach.command import StateDirectory, state_path
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.state_dir import FIRST_TENANT, StackState, StateDir
+from inferflux.cli.stack.cert_files import files_of
 from inferflux.common.contract.callers.tenants import parse_tenant
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.process.tls import TlsFiles
 from inferflux.common.servers import nats_users
-
-from .cert_files import files_of
-from .command import StateDirectory, state_path
-from .errors import CommandError
-from .state_dir import FIRST_TENANT, StackState, StateDir
 
 _RELOAD_LIMIT_S = 10.0
 _PAUSE_S = 0.05
@@ -75,7 +74,7 @@ def nats_user(
 
 def _reload(directory: StateDir, stack: StackState) -> None:
     """Have the running nats-servers read their users again."""
-    from .stack.access import grant
+    from inferflux.cli.stack.access import grant
 
     workers = [name for name in stack.processes if name.startswith("worker-")]
     grant(directory, workers)

@@ -9,13 +9,21 @@ from typing import Annotated
 
 import typer
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.show.policy_tables import guardrails_table, guardrails_view
 from inferflux.common.text.guardrails.lookalikes import LookAlikes
 from inferflux.v1 import guardrails_pb2
 
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
 from .guardrail_rules import rules_of_json, texts_of
-from .policy_tables import guardrails_table, guardrails_view
 
 _LOOK_ALIKES = {
     None: guardrails_pb2.LOOK_ALIKES_UNSPECIFIED,

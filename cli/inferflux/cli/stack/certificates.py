@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from inferflux.cli.reach.errors import CommandError
 from inferflux.common.process.private_files import write_private
 
 from .cert_files import NAMES, ca_file, files_of
-from .errors import CommandError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 _CA_DAYS = 3650

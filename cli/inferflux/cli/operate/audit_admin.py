@@ -14,14 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
+from inferflux.cli.reach.command import AsJson, StateDirectory, state_path
+from inferflux.cli.reach.errors import CommandError
 from inferflux.common.calls.audit.chain import AuditKeys, BadLine, Head, read_head
 from inferflux.common.calls.audit.entry import TextDigest
 from inferflux.common.calls.audit.files import HEAD_FILE, KEY_FILE, chains_of, files_of
 from inferflux.common.calls.audit.reading import LineReader
 from inferflux.common.calls.audit.verify import Verdict, verify
-
-from .command import AsJson, StateDirectory, state_path
-from .errors import CommandError
 
 _KEY_VARIABLE = "INFERFLUX_AUDIT_KEY"
 _POLL_S = 0.2

@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.show.policy_tables import roles_table
 from inferflux.v1 import policy_pb2
-
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .policy_tables import roles_table
 
 roles = typer.Typer(help="Named sets of scopes, for keys.", no_args_is_help=True)
 

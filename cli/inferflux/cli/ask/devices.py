@@ -12,12 +12,19 @@ import typer
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    as_dict,
+    make_console,
+    with_client,
+)
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.tables import bytes_words, make_table
 from inferflux.v1 import cluster_pb2, device_pb2, scheduler_pb2
-
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, as_dict, make_console, with_client
-from .errors import CommandError
-from .tables import bytes_words, make_table
 
 _PLAN = "inferflux.worker.files.plan"
 _RPC_SERVER = "inferflux.worker.rpc_server"

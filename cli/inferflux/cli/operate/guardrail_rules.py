@@ -6,9 +6,8 @@ import json
 
 from google.protobuf.json_format import ParseDict, ParseError
 
+from inferflux.cli.reach.errors import CommandError
 from inferflux.v1 import guardrails_pb2
-
-from .errors import CommandError
 
 
 def texts_of(data: bytes, path: str) -> list[str]:

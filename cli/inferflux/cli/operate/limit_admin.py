@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.show.policy_tables import limits_table, usage_table
 from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.v1 import policy_pb2
-
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .policy_tables import limits_table, usage_table
 
 rate_limit = typer.Typer(help="How much keys, tenants and models may have.", no_args_is_help=True)
 

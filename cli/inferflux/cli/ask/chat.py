@@ -14,13 +14,13 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from rich.console import Console
 from rich.markup import escape
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import on_ctrl_c
+from inferflux.cli.reach.errors import in_words
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.v1 import inference_pb2
 
 from .answer import Answer
-from .client import Client
-from .command import on_ctrl_c
-from .errors import in_words
 from .generation import Generation, assistant_message, system_message, tool_message, user_message
 from .stream import show, stream_text
 

@@ -10,12 +10,19 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.tables import make_table
 from inferflux.v1 import embedding_pb2, model_pb2
-
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .errors import CommandError
-from .tables import make_table
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Else the first one that can.")]
 Truncate = Annotated[

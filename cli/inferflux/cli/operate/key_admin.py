@@ -10,14 +10,21 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from inferflux.cli.reach.client import Client
+from inferflux.cli.reach.command import (
+    ApiKey,
+    AsJson,
+    Endpoint,
+    StateDirectory,
+    make_console,
+    print_json,
+    with_client,
+)
+from inferflux.cli.show.durations import seconds_of
+from inferflux.cli.show.policy_tables import keys_table
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 from inferflux.v1 import policy_pb2
-
-from .client import Client
-from .command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .durations import seconds_of
-from .policy_tables import keys_table
 
 api_keys = typer.Typer(help="Who may call, and what for.", no_args_is_help=True)
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from rich.table import Table
 
-from .stack import EventKind, StackEvent
+from . import EventKind, StackEvent
 
 _WAITING, _STARTING, _READY, _FAILED = "dim", "yellow", "green", "red"
 

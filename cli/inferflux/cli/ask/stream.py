@@ -11,10 +11,10 @@ from contextlib import aclosing
 
 import typer
 
+from inferflux.cli.reach.errors import INTERRUPTED
 from inferflux.v1 import tokens_pb2
 
 from .answer import Answer
-from .errors import INTERRUPTED
 from .tools import spelled
 
 _CANCELLED = "cancelled: the answer is not whole\n"

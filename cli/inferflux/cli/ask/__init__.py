@@ -1,0 +1,1 @@
+"""Commands that ask for answers, and those of models."""

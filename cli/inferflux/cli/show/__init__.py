@@ -1,0 +1,1 @@
+"""Tables, bars and words on the terminal."""
