@@ -38,32 +38,36 @@ def _look_up_pairs(index: NgramIndex) -> None:
     index._at, index.length = at, 2 if at else 0  # noqa: SLF001
 
 
-EXACTLY = Rule(("draft",), (("drafting", "_MORE_OF_SURE", 1),))
+EXACTLY = Rule(("draft",), (("step.drafting", "_MORE_OF_SURE", 1),))
 """Left out, a draft model drafts no more tokens than it is asked for."""
 
 RULES = {
-    "a single token is looked up": Rule(("ngram",), (("ngram.NgramIndex", "_look_up", _look_up_pairs),)),
+    "a single token is looked up": Rule(("ngram",), (("plan.ngram:NgramIndex", "_look_up", _look_up_pairs),)),
     "a rate for each length": Rule(
         ("ngram",),
         (
-            ("speculation", "_LONGEST", 1),
-            ("speculation", "_KINDS", 2),
-            ("speculation", "_FIRST_RATES", (0.7, 0.6)),
+            ("plan.speculation", "_LONGEST", 1),
+            ("plan.speculation", "_KINDS", 2),
+            ("plan.speculation", "_FIRST_RATES", (0.7, 0.6)),
         ),
     ),
-    "drafts end before the answer's end": Rule(("ngram",), (("drafting", "_before_end", _whole),)),
-    "a time for each number of rows": Rule(("ngram", "draft"), (("native", "_ROW_TRIALS", (1, 2, 63)),)),
-    "the next rows are looked at as well": Rule(("ngram", "draft"), (("budget", "_ROWS_LOOKED_AHEAD", 1),)),
-    "tries": Rule(("ngram", "draft"), (("speculation.Tries", "_SOONEST", _NEVER),)),
+    "drafts end before the answer's end": Rule(("ngram",), (("step.drafting", "_before_end", _whole),)),
+    "a time for each number of rows": Rule(
+        ("ngram", "draft"), (("llama.native", "_ROW_TRIALS", (1, 2, 63)),)
+    ),
+    "the next rows are looked at as well": Rule(
+        ("ngram", "draft"), (("plan.budget", "_ROWS_LOOKED_AHEAD", 1),)
+    ),
+    "tries": Rule(("ngram", "draft"), (("plan.speculation:Tries", "_SOONEST", _NEVER),)),
     "a draft ends where its model is not sure": Rule(
         ("draft",),
         (
-            ("speculation.Course", "is_worth_a_row", lambda _course, _margin: True),
-            ("speculation.Course", "goes_on", True),
-            ("drafting", "_MORE_OF_SURE", 1),
+            ("plan.speculation:Course", "is_worth_a_row", lambda _course, _margin: True),
+            ("plan.speculation:Course", "goes_on", True),
+            ("step.drafting", "_MORE_OF_SURE", 1),
         ),
     ),
-    "evidence fades": Rule(("draft",), (("speculation", "_FADING", 1.0),)),
+    "evidence fades": Rule(("draft",), (("plan.speculation", "_FADING", 1.0),)),
 }
 
 
@@ -72,7 +76,7 @@ def without(rule: Rule | None) -> Iterator[None]:
     """Engines that are made and run meanwhile do not have this rule."""
     with contextlib.ExitStack() as stack:
         for place, name, value in rule.changes if rule else ():
-            module, _, inner = place.partition(".")
+            module, _, inner = place.partition(":")
             found: Any = import_module(f"{_ENGINE}.{module}")
             stack.enter_context(patch.object(getattr(found, inner) if inner else found, name, value))
         yield

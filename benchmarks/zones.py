@@ -6,8 +6,8 @@ Simulated, with the scheduler's real core: workers in two zones, half in each, a
 both. `even`: half of the requests come from either zone. `uneven`: four of five come from one, which then has
 more than its workers can do. With `--loads`, what is asked for as a part of what all workers can do.
 Prints for each number of tokens that a worker of another zone counts as holding more (`FAR_TOKENS` of
-`scheduler/core/workers/placement.py`; 0: zones count for nothing) the part of the requests that ran in their zone,
-and the times from arrival to the first token, in milliseconds.
+`scheduler/core/workers/placement.py`; 0: zones count for nothing) the part of the requests that ran in their
+zone, and the times from arrival to the first token, in milliseconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Commands that a test runs to their end.
 
 Not by `asyncio.create_subprocess_exec`: on uvloop that forks, and gRPC's fork handlers crash or hang the
-child, and with it the test (`inferflux.common.process.child.children`). Not with pipes either: what a command leaves behind
-holds them open.
+child, and with it the test (`common/process/child/children.py`). Not with pipes either: what a command leaves
+behind holds them open.
 """
 
 from __future__ import annotations

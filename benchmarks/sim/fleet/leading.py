@@ -1,4 +1,4 @@
-"""A scheduler that leads a partition: the real core, and around it what `scheduler/leadership/leader.py` does."""
+"""A scheduler that leads a partition: the real core, and around it what `leadership/leader.py` does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A scheduler process: who lives, which partitions it is to lead, and the lease of each.
 
-The deciding code is real (`core/lease/ownership.py`, `core/lease/lease.py`). Around it is what `membership.py`,
-`leadership.py` and `candidate.py` do.
+The deciding code is real (`core/lease/`). Around it is what `membership.py`, `leadership.py` and
+`candidate.py` do.
 """
 
 from __future__ import annotations

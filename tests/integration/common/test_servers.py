@@ -66,7 +66,8 @@ def test_a_server_that_does_not_answer_times_out(tmp_path: Path) -> None:
 
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom inferflux.common.servers.servers import ServerProcess\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from inferflux.common.servers.servers import ServerProcess\n"
         "s = ServerProcess.nats(Path(sys.argv[1])); s.start(); s.wait_ready()\n"
         "print(s.pid, flush=True); time.sleep(60)"
     )

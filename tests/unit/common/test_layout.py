@@ -230,7 +230,18 @@ def test_the_protos_pass_buf_lint() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("module", ["errors", "settings", "bus", "store", "logs", "lifecycle", "probe"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "contract.errors",
+        "process.settings",
+        "bus",
+        "redis.store",
+        "process.logs",
+        "process.lifecycle",
+        "process.probe",
+    ],
+)
 def test_a_service_without_grpc_does_not_pay_for_it(module: str) -> None:
     code = f"import sys, inferflux.common.{module}; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

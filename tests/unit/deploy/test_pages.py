@@ -15,7 +15,8 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _VARIABLE = re.compile(r"\b((?:INFERFLUX|OTEL)_[A-Z_]*[A-Z])\b")
-# `gateway/request/submit.py` stands for services/gateway/inferflux/gateway/request/submit.py, `engine/x.py` likewise.
+# `gateway/request/submit.py` stands for services/gateway/inferflux/gateway/request/submit.py; so does
+# `engine/x.py` for one of the worker.
 _FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|proto|yml|toml|sh|gguf|md|json))`")
 _FOLDERS = [
     ROOT,

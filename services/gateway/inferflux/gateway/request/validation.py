@@ -1,7 +1,8 @@
 """What a request must be like before anything is done for it. Pure; every error names its field.
 
 A resume window is from 0 to INFERFLUX_GATEWAY_MAX_RESUME_WINDOW_S. The ranges of priority and params are in
-`inferflux.common.contract.requests.generation_limits`, what an administrator may ask for in `inferflux.common.contract.models.admin_limits`.
+`common/contract/requests/generation_limits.py`, what an administrator may ask for in
+`common/contract/models/admin_limits.py`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Version = guardrails_pb2.GuardrailsVersion
 
 
 class FetchesGuards(Protocol):
-    """Policy, as answers' guardrails are asked of it; `inferflux.gateway.policy.admission.Admission` is it."""
+    """Policy, as answers' guardrails are asked of it; `Admission` in `gateway/policy/` is it."""
 
     async def stream_guards(
         self, request: guardrails_pb2.GetStreamGuardsRequest

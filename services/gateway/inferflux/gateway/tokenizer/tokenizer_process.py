@@ -5,7 +5,8 @@ Templates come with models and may loop for ever; llama.cpp and llguidance are n
 into the process that holds all connections. So they run here, and the gateway kills this process when it is
 late.
 
-    python -m inferflux.gateway.tokenizer.tokenizer_process PARENT_PID FD THREADS MEMORY_BYTES RENDERED_BYTES DIGEST
+    python -m inferflux.gateway.tokenizer.tokenizer_process PARENT_PID FD THREADS
+        MEMORY_BYTES RENDERED_BYTES DIGEST
 
 FD is one end of a socket pair. The process ends when the other end is closed, and when its parent dies.
 """

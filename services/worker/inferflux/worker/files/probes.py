@@ -47,7 +47,7 @@ async def run_probe(module: str, *args: str, limit_s: float) -> Probed:
     """
     with Captured() as result, Captured() as stderr:
         process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
-            [sys.executable, "-m", f"inferflux.worker.{module}", *args],
+            [sys.executable, "-m", f"inferflux.worker.processes.{module}", *args],
             stdin=subprocess.DEVNULL,
             stdout=result.fileno(),
             stderr=stderr.fileno(),
