@@ -6,11 +6,11 @@ import io
 from collections.abc import AsyncIterator
 
 import pytest
+from harness.memory_nats import MemoryNats
 from harness.projectors import picture
 from PIL import Image
 
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.requests.images import MAX_SIDE, image_id, unpacked
 from inferflux.common.http.http_client import HttpClient

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.gguf_files import DIM
+from harness.memory_nats import MemoryNats
 from harness.model_kinds import seeing_model
 from harness.projectors import audio_projector, picture, tiny_projector, tone
 
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.requests.sounds import unpacked_sound
 from inferflux.gateway.images.decoding import ImageLimits

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from harness.memory_nats import MemoryNats
 
 from inferflux.common.bus import Message
 from inferflux.common.bus.ask import ask
-from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract.errors import Unavailable
 from inferflux.v1 import scheduler_pb2
 

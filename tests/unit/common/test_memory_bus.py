@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from harness.bus_contract import JOBS, BusContract, take
+from harness.memory_nats import MemoryNats
 
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import Unavailable
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from harness.memory_nats import MemoryNats
 
-from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.contract.known_workers import MAX_WORKERS

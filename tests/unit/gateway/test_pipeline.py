@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from harness.answer_syntaxes import HERMES
 from harness.gateway import Backend, finished, tokens, until
+from harness.memory_nats import MemoryNats
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from inferflux.common.bus import Bus
-from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.calls.audit.writer import NO_AUDIT
 from inferflux.common.calls.calls import CallContext
 from inferflux.common.contract.errors import (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from harness.memory_nats import MemoryNats
+
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.bus.memory import MemoryNats
 from inferflux.common.contract import subjects
 from inferflux.common.contract.partitions import WHOLE
 from inferflux.scheduler.core.order.ledger import Ledger

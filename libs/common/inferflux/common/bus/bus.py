@@ -43,7 +43,7 @@ class Bus:
     JetStream tells when a stream was deleted. All that follows a reconnect follows, but for the
     subscriptions, which it does not touch.
 
-    Make one with `Bus.connect`, or, without a server, with `inferflux.common.bus.memory.MemoryNats`.
+    Make one with `Bus.connect`, or, without a server, with `MemoryNats` of `tests/harness/`.
     """
 
     def __init__(self, client: Client, *, watches_writes: bool = False, inbox_prefix: str = "_INBOX") -> None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from inferflux.common.bus import jetstream
+from inferflux.common.bus.nats_client import encode_headers
 from inferflux.common.contract.subjects import matches
-
-from . import jetstream
-from .nats_client import encode_headers
 
 _API = "$JS.API."
 _ACK = "$JS.ACK."

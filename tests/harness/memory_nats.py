@@ -14,12 +14,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from inferflux.common.bus import Bus
+from inferflux.common.bus.client import OUTBOUND_LIMIT_BYTES, OnMessage, OutboundFullError, TooLargeError
+from inferflux.common.bus.nats_client import check_subject, encode_headers
 from inferflux.common.contract.subjects import matches
 
-from .bus import Bus
-from .client import OUTBOUND_LIMIT_BYTES, OnMessage, OutboundFullError, TooLargeError
 from .memory_jetstream import MemoryJetStream
-from .nats_client import check_subject, encode_headers
 
 _MAX_PAYLOAD = 8 << 20
 _NO_RESPONDERS = b"NATS/1.0 503\r\n\r\n"
