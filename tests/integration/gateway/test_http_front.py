@@ -37,7 +37,9 @@ async def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: Htt
     for method in ("GET", "POST", "DELETE"):
         missing = await http.call(method, "/v1/nothing")
         assert (missing.status, missing.error["code"]) == (404, "unknown_path")
-        assert missing.error["message"] == "there is no path '/v1/nothing': /docs lists those that are there"
+        assert missing.error["message"] == (
+            "there is no path '/v1/nothing': /openapi.json lists those that are there"
+        )
     for path in ("/v1/v1/chat/completions", "/v1/chat/completions/"):
         message = (await http.call("POST", path)).error["message"]
         assert message == f"there is no path {path!r}: did you mean {CHAT}?"

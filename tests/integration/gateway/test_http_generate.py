@@ -249,7 +249,7 @@ async def test_a_response_that_cannot_be_is_refused_by_name(
     assert answer.error["param"].startswith(param)
 
 
-async def test_the_documents_name_every_path_and_load_nothing(gateway: GatewayProcess) -> None:
+async def test_the_document_names_every_path(gateway: GatewayProcess) -> None:
     stranger = HttpClient(gateway.http_port, "")
     document = (await stranger.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.")
@@ -257,12 +257,6 @@ async def test_the_documents_name_every_path_and_load_nothing(gateway: GatewayPr
         for method in operations:
             answer = await stranger.call(method.upper(), path.replace("{model}", "demo"))
             assert answer.status in (200, 401), path
-    docs = await stranger.get("/docs")
-    assert docs.headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
-    page = docs.body.decode()
-    assert "/v1/chat/completions" in page
-    assert "http://" not in page
-    assert "https://" not in page
 
 
 async def test_a_constraint_is_passed_on_and_refused_by_the_clients_names(

@@ -138,7 +138,6 @@ def build_app(
             open_route(routes.HEALTH, llama.Health(probe)),
             open_route(routes.V1_HEALTH, llama.Health(probe)),
             open_route(routes.OPENAPI, documents.openapi),
-            open_route(routes.DOCS, documents.docs),
             open_route(routes.HEALTHZ, _Probed(probe, routes.HEALTHZ.path)),
             open_route(routes.LIVEZ, _is_alive),
             open_route(routes.READYZ, _Probed(probe, routes.READYZ.path)),
@@ -196,5 +195,5 @@ def _no_path(path: str) -> NotFound:
         return NotFound(message, reason="UNKNOWN_PATH")
     bare = re.sub(r"^(/v1)+(?=/)", "", path).rstrip("/")
     meant = next((known for known in (f"/v1{bare}", bare) if known in _PATHS), None)
-    hint = f"did you mean {meant}?" if meant else "/docs lists those that are there"
+    hint = f"did you mean {meant}?" if meant else "/openapi.json lists those that are there"
     return NotFound(f"there is no path {path[:_SHOWN]!r}: {hint}", reason="UNKNOWN_PATH")

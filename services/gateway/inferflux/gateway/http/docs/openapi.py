@@ -1,4 +1,4 @@
-"""GET /openapi.json and /docs: what the front serves, for programs and for people."""
+"""GET /openapi.json: what the front serves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from inferflux.gateway.http.openai.bodies import (
     TokenizeBody,
 )
 
-from . import docs_page
 from .openapi_answers import ANSWERS
 from .openapi_fields import EXAMPLES, described, example_of, served_alone
 from .openapi_messages import answer_name, body_name, schemas
@@ -254,21 +253,11 @@ def _version() -> str:
         return "0"
 
 
-def page() -> str:
-    """The paths and their fields as one page of HTML."""
-    return docs_page.render(document())
-
-
 class Documents:
-    """Serves both."""
+    """Serves the document."""
 
     def __init__(self) -> None:
         self._document = to_json(document())
-        self._page = page().encode()
 
     async def openapi(self, exchange: Exchange) -> None:
         await exchange.answer(200, self._document, _JSON)
-
-    async def docs(self, exchange: Exchange) -> None:
-        own = {"content-security-policy": docs_page.POLICY, "x-content-type-options": "nosniff"}
-        await exchange.answer(200, self._page, "text/html; charset=utf-8", **own)

@@ -1,4 +1,4 @@
-"""What the fields of bodies mean, and an example of each body, for the OpenAPI document and its page."""
+"""What the fields of bodies mean, and an example of each body, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from inferflux.gateway.http.front.bodies import Body
 from inferflux.gateway.http.openai import served
-from inferflux.gateway.http.openai.bodies import ChatBody, GenerateBody, ResponsesBody, SamplingBody
+from inferflux.gateway.http.openai.bodies import ChatBody, GenerateBody, ResponsesBody
 
 Schema = dict[str, Any]
 
@@ -159,9 +159,6 @@ MEANINGS: Mapping[str, str] = {
 
 # Of parts of bodies, by their names.
 _REFUSED: Mapping[str, Sequence[str]] = {}
-# Marks fields that every body which generates has.
-COMMON = "x-inferflux-common"
-_COMMON = SamplingBody.model_fields.keys() - {"model", "stream"}
 
 _TABLES: Mapping[type[Body], served.Table] = {
     ChatBody: served.CHAT,
@@ -182,8 +179,6 @@ def described(body: type[Body], schema: Schema) -> Schema:
         if limit is not None:
             field = {"enum": [*limit.values, None]}
         fields[name] = field | {"description": MEANINGS[name]}
-        if name in _COMMON:
-            fields[name][COMMON] = True
     return schema | {"properties": fields}
 
 

@@ -57,7 +57,6 @@ OLLAMA_TAGS = RouteRule("GET", "/api/tags", Scope.MODELS)
 OLLAMA_PS = RouteRule("GET", "/api/ps", Scope.MODELS)
 OLLAMA_VERSION = RouteRule("GET", "/api/version")
 OPENAPI = RouteRule("GET", "/openapi.json")
-DOCS = RouteRule("GET", "/docs")
 HOME = RouteRule("GET", "/")
 TRANSCRIPTIONS = RouteRule("POST", "/v1/audio/transcriptions", Scope.INFERENCE)
 # Of llama.cpp's server, where its scripts and plugins expect them.
@@ -141,7 +140,6 @@ ROUTES = (
     OLLAMA_PS,
     OLLAMA_VERSION,
     OPENAPI,
-    DOCS,
     HEALTHZ,
     LIVEZ,
     READYZ,

@@ -164,8 +164,8 @@ PAGE = f"""<!doctype html>
 <button id="clear" class="plain">Begin anew</button>
 <h2>Call it</h2>
 <pre id="curl"></pre><pre id="python"></pre>
-<p class="dim">OpenAI's, Anthropic's and llama.cpp's APIs: <a href="/docs">every path with its fields</a>,
-<a href="/openapi.json">openapi.json</a>.</p>
+<p class="dim">OpenAI's, Anthropic's and llama.cpp's APIs:
+<a href="/openapi.json">every path with its fields</a>.</p>
 <script>{_SCRIPT}</script></body></html>
 """.encode()
 
