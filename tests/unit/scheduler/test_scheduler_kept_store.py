@@ -8,7 +8,7 @@ from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.contract.partitions import WHOLE
 from inferflux.scheduler.core.order.ledger import Ledger
-from inferflux.scheduler.kept_store import Kept, KeptStore
+from inferflux.scheduler.leadership.kept_store import Kept, KeptStore
 
 
 def store_on(bus: Bus, kept: Kept) -> KeptStore:

@@ -22,12 +22,12 @@ from inferflux.scheduler.edge.intake import end_by_name, take_in
 from inferflux.scheduler.edge.perform import Performer
 from inferflux.scheduler.edge.prefix_hints import PrefixHints
 from inferflux.scheduler.edge.reader_notices import serve_readers
-from inferflux.scheduler.kept_store import Kept, KeptStore
 from inferflux.scheduler.operator.admin import serve_admin
 from inferflux.scheduler.operator.status import serve_status
 from inferflux.scheduler.spans import SchedulerSpans
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
+from .kept_store import Kept, KeptStore
 from .process import Process
 from .shares_exchange import SharesExchange
 
