@@ -324,7 +324,7 @@ class Pipeline:
     async def _conversation(
         self, conversation: inference_pb2.Conversation, card: model_pb2.ModelCard, most: int
     ) -> Sequence[int]:
-        """Token ids of a conversation, at most so many; 0: any number."""
+        """Token ids of a conversation, `most` of them at most; 0: any number."""
         validation.check_messages(conversation.messages, max_text_bytes=self._max_text_bytes)
         tools = conversation.tools
         await off_loop_if_large(schema_bytes(tools), lambda: functions_of(tools), above=LARGE_SCHEMA)
