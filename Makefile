@@ -44,7 +44,7 @@ test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 4" on
 # Two files of tests at once: with four, on two cores, some wait in vain for a process. docs/contributing.md says more.
 pytest: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --house \
-	  --durations-by-file .pytest_cache/durations.tsv $(ARGS)
+	  --durations-by-file=.pytest_cache/durations.tsv $(ARGS)
 
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
 	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \
