@@ -90,6 +90,24 @@ def test_a_target_that_is_named_is_in_the_makefile(page: Path) -> None:
     assert named <= targets
 
 
+def test_the_map_has_a_row_for_each_room_and_a_file_that_is_in_it() -> None:
+    rows = re.findall(
+        r"^\| (`.+/`) \| .+ \| `(\w+\.py)` \|$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
+    )
+    on_map = {folder for folders, _ in rows for folder in re.findall(r"`(.+?)/`", folders)}
+    trees = [path for name in ("services/*", "libs/*", "cli") for path in ROOT.glob(f"{name}/inferflux")]
+    rooms = {
+        str(path.parent.relative_to(tree))
+        for tree in trees
+        for path in tree.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert on_map == rooms
+    for folders, file in rows:
+        first = folders.split("`")[1]
+        assert any((tree / first / file).exists() for tree in trees), folders
+
+
 def test_every_decision_is_in_the_list() -> None:
     folder = ROOT / "docs/decisions"
     listed = set(_LINK.findall((folder / "README.md").read_text()))

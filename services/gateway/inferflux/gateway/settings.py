@@ -136,7 +136,7 @@ class GatewaySettings(AuditSettings):
 
     answer_cache_bytes: ByteCount = setting(
         0,
-        "Redis memory for the [answer cache](architecture.md#the-answer-cache), of all tenants, such as "
+        "Redis memory for the [answer cache](cache-design.md#the-answer-cache), of all tenants, such as "
         "`256MB`; 0: no answer is kept",
         ge=0,
     )

@@ -95,7 +95,7 @@ class SchedulerSettings(ServiceSettings):
     max_retries: int = setting(
         5,
         "how often a request is tried again after its worker was lost; "
-        "[deaths of engines](architecture.md#which-request-killed-the-engine) do not count",
+        "[deaths of engines](faults.md#which-request-killed-the-engine) do not count",
         ge=0,
         le=100,
         expert=True,
@@ -158,7 +158,7 @@ class SchedulerSettings(ServiceSettings):
     )
     prefix_lookup_limit_s: float = setting(
         0.05,
-        "longest wait for the [prefix index](architecture.md#the-prefix-index); "
+        "longest wait for the [prefix index](cache-design.md#the-prefix-index); "
         "a request goes on without hints then",
         gt=0,
         le=1,

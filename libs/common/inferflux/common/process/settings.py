@@ -215,9 +215,9 @@ class ServiceSettings(BaseSettings):
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
         "Redis or Valkey, one, [behind sentinels](fleet.md#redis) or [a cluster](fleet.md#a-redis-cluster): "
-        "of policy, and of the [prefix index](architecture.md#the-prefix-index), which workers and "
+        "of policy, and of the [prefix index](cache-design.md#the-prefix-index), which workers and "
         "schedulers can do without. Gateways need it for the "
-        "[answer cache](architecture.md#the-answer-cache) alone",
+        "[answer cache](cache-design.md#the-answer-cache) alone",
         variable="INFERFLUX_REDIS_URL",
         min_length=1,
     )
