@@ -61,7 +61,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """True if only this machine reaches it."""
     if host == "localhost":
         return True
     try:

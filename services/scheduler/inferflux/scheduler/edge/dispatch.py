@@ -60,5 +60,5 @@ async def probe(bus: Bus, action: Probe, guard: GuardedCore, *, timeout_s: float
 
 
 def _is_gone(error: InferFluxError) -> bool:
-    """Whether no process subscribes to the subject of the worker."""
+    """True if no process subscribes to the subject of the worker."""
     return error.reason == "NO_RESPONDERS"

@@ -142,7 +142,7 @@ class Performer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything has been sent."""
+        """True if everything has been sent."""
         return not self._outbox
 
     async def _send(self, action: Action) -> None:

@@ -100,7 +100,7 @@ class PrefixHints:
         return hints
 
     def _can_change(self, request: scheduler_pb2.InferenceRequest) -> bool:
-        """Whether hints for a request could be found, and would matter."""
+        """True if hints for a request could be found, and would matter."""
         n_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
         return n_tokens >= self._block_tokens and self._is_wanted(request)
 

@@ -57,7 +57,7 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process leads and, by its clock, no other can."""
+        """True if this process leads and, by its clock, no other can."""
         return self._lease.is_held(time.monotonic())
 
     async def run(self) -> None:

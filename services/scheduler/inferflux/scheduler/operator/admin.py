@@ -418,7 +418,7 @@ _ASKED_ELSEWHERE = _ABOUT_MODELS | {"clear_cache"}
 
 
 def _is_for_a_worker(data: bytes) -> bool:
-    """Whether a worker or a host has to answer before the request can be."""
+    """True if a worker or a host has to answer before the request can be."""
     try:
         asked = checks.decode(scheduler_pb2.SchedulerAdminRequest, data).WhichOneof("request")
         return asked is not None and asked in _ASKED_ELSEWHERE

@@ -170,5 +170,5 @@ class Backend:
 
 
 def _has_gpu(config: engine_pb2.EngineConfig) -> bool:
-    """Whether layers go to a GPU."""
+    """True if layers go to a GPU."""
     return config.gpu_layers != 0 and any(device.is_gpu for device in find_devices())

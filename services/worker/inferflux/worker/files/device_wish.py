@@ -55,7 +55,7 @@ class DeviceWish:
 
     @property
     def is_all_remote(self) -> bool:
-        """Whether every layer goes to RPC servers, where no GPU of this machine takes some."""
+        """True if every layer goes to RPC servers, where no GPU of this machine takes some."""
         return bool(self.rpc_servers) and self.gpu_layers in (None, -1)
 
     def to_message(self) -> device_pb2.DevicePlacement:

@@ -67,7 +67,7 @@ class KvTypes:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether either is."""
+        """True if either is."""
         return self.key_type.is_quantized or self.value_type.is_quantized
 
 

@@ -72,7 +72,7 @@ def check_tokens(tokens: Iterable[bytes]) -> None:
 
 
 def _is_name(text: str) -> bool:
-    """Whether it can stand in a message."""
+    """True if it can stand in a message."""
     return 0 < len(text) <= _LONGEST_NAME and text.isprintable()
 
 

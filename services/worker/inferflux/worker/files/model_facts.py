@@ -112,7 +112,7 @@ class ModelFacts:
 
     @property
     def is_moe(self) -> bool:
-        """Whether it is a mixture of experts."""
+        """True if it is a mixture of experts."""
         return self.n_experts > 1
 
     @property

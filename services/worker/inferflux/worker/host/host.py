@@ -393,7 +393,7 @@ class Host:
         await self._on_change()
 
     def _ends_process(self, known: Known) -> bool:
-        """Whether a failure of this model is one of the process: its own model was never ready."""
+        """True if a failure of this model is one of the process: its own model was never ready."""
         return known.is_own and not known.was_ready
 
     def _try_again_later(self, known: Known) -> None:

@@ -92,7 +92,7 @@ class CachedPrefixes:
 
     @property
     def is_written(self) -> bool:
-        """Whether the index has a part of this worker, as far as is known."""
+        """True if the index has a part of this worker, as far as is known."""
         return not self._must_begin_anew
 
     def report(self, cached: engine_pb2.CachedPrefix, now_s: int) -> None:

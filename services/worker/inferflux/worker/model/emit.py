@@ -159,7 +159,7 @@ class Emitter:
         return lost
 
     def _must_wait(self) -> bool:
-        """Whether a chunk has to wait for earlier ones. Readers wait with it, so not for long."""
+        """True if a chunk has to wait for earlier ones. Readers wait with it, so not for long."""
         if not self._is_behind:
             return False
         if not self._bus.is_connected:

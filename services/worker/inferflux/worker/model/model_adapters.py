@@ -36,7 +36,7 @@ class ModelAdapters:
         self._waiting: dict[str, asyncio.Future[str]] = {}
 
     def has(self, digest: str) -> bool:
-        """Whether requests may choose it."""
+        """True if requests may choose it."""
         return digest in self._loaded
 
     def take(self, adapter: AdapterFile) -> None:

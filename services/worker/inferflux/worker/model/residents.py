@@ -61,7 +61,7 @@ class Resident:
 
     @property
     def may_run(self) -> bool:
-        """Whether it runs, or will once the engine has read its commands."""
+        """True if it runs, or will once the engine has read its commands."""
         is_asked = self.reported.run < self.run or not self.reported.residence
         return is_asked or self.reported.residence == scheduler_pb2.RESIDENCE_RUNNING
 
@@ -73,7 +73,7 @@ class Resident:
         self.chunks.append(emission.chunk)
 
     def is_descheduled_by(self, news: engine_pb2.EngineResidence) -> bool:
-        """Whether the news ends a run. The scheduler is told of which."""
+        """True if the news ends a run. The scheduler is told of which."""
         return news.residence != scheduler_pb2.RESIDENCE_RUNNING
 
     def identity(self) -> scheduler_pb2.RequestEpoch:
@@ -146,7 +146,7 @@ class ResidentTable:
 
     @property
     def has_running(self) -> bool:
-        """Whether the engine has something to compute."""
+        """True if the engine has something to compute."""
         return any(resident.may_run for resident in self._residents.values())
 
     def all(self) -> list[Resident]:

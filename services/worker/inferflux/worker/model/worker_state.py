@@ -46,7 +46,7 @@ class WorkerState:
         return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone)
 
     def accepts(self, term: int, now_unix_ms: int) -> bool:
-        """Whether a message under the lease of `term` counts. If so, older terms are refused from now on.
+        """True if a message under the lease of `term` counts. If so, older terms are refused from now on.
 
         A term far beyond the present never counts.
         """

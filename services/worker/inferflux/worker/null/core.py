@@ -74,12 +74,12 @@ class NullCore:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step makes something."""
+        """True if a step makes something."""
         return bool(self._running)
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to report."""
+        """True if there is something to report."""
         return self._has_news
 
     def idle_s(self) -> float | None:

@@ -293,7 +293,7 @@ def pull_task(
 
 
 def _has_projector(manifest: Manifest, which: str) -> bool:
-    """Whether a model of the store has the projector that is asked for, as `choose_projector` has it."""
+    """True if a model of the store has the projector that is asked for, as `choose_projector` has it."""
     if which == NO_PROJECTOR:
         return manifest.projector is None
     name = PurePosixPath(which).name

@@ -155,12 +155,12 @@ class Transfer:
 
     @property
     def _may_resume(self) -> bool:
-        """Whether what is there can be told from a part of another file. Copies begin anew."""
+        """True if what is there can be told from a part of another file. Copies begin anew."""
         return self._wanted.path is None and bool(self._validator or self._wanted.sha256)
 
     @property
     def _is_whole(self) -> bool:
-        """Whether it is there and its digest says so."""
+        """True if it is there and its digest says so."""
         return bool(self._wanted.sha256) and self._have == self._total and self._digest == self._wanted.sha256
 
     @property

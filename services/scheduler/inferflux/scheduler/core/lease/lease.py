@@ -153,11 +153,11 @@ class Lease:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads as far as it knows; see `is_held`."""
+        """True if it leads as far as it knows; see `is_held`."""
         return self.role is Role.LEADER
 
     def is_held(self, now: float) -> bool:
-        """Whether it leads and no other scheduler can."""
+        """True if it leads and no other scheduler can."""
         return self.role is Role.LEADER and now - self._renewed_s < self.times.lapse_s
 
     @property

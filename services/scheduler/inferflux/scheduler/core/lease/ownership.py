@@ -72,12 +72,12 @@ class Members:
         return tuple(sorted({self._name, *self._seen_s}))
 
     def is_owner(self, partition: str, now: float) -> bool:
-        """Whether this scheduler is to lead a partition. Until it has listened for a while, it is not sure of
+        """True if this scheduler is to lead a partition. Until it has listened for a while, it is not sure of
         any."""
         return now >= self._listens_until_s and owner_of(partition, self.live(now)) == self._name
 
     def has_better_owner(self, partition: str, now: float) -> bool:
-        """Whether another scheduler that lives is to lead it."""
+        """True if another scheduler that lives is to lead it."""
         return now >= self._listens_until_s and owner_of(partition, self.live(now)) != self._name
 
 

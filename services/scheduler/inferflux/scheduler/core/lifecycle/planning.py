@@ -134,12 +134,12 @@ class Planner:
                 plan.queue.take_back(worker_id, lambda job: self._has_waited(job, plan.now))
 
     def _need_not_wait_for(self, worker_id: str) -> bool:
-        """Whether nothing has to wait for a worker: it has a slot, or takes nothing new."""
+        """True if nothing has to wait for a worker: it has a slot, or takes nothing new."""
         worker = self._state.table.get(worker_id)
         return worker is None or not worker.admits(Start.NEW) or worker.has_slot_for(Start.NEW)
 
     def _has_waited(self, job: Job, now: float) -> bool:
-        """Whether a request has waited for one worker for as long as it may; it may have become urgent."""
+        """True if a request has waited for one worker for as long as it may; it may have become urgent."""
         return now >= job.waits_until_s or self._state.fairness.is_urgent(job)
 
     def _is_wait_over(self, queue: ModelQueue, now: float) -> bool:
@@ -268,7 +268,7 @@ class Planner:
         return cells_wanted_on(job, worker) <= worker.free_cells or not worker.assigned_cells
 
     def _should_move(self, job: Job, plan: Plan) -> bool:
-        """Whether another worker should compute it again: it has waited, and there is one that has room, and
+        """True if another worker should compute it again: it has waited, and there is one that has room, and
         no requests of its own to fill it with."""
         if job.waited_there_s + plan.now - job.parked_s < self._state.limits.move_after_s:
             return False
@@ -369,7 +369,7 @@ class Planner:
         return probation_tokens(job) if job.is_suspect else self._state.fairness.timeslice(job)
 
     def has_room(self, job: Job) -> bool:
-        """Whether it need not wait: there is a place, or others make one."""
+        """True if it need not wait: there is a place, or others make one."""
         if self._state.placement.choose(job) is not None:
             return True
         return self._preemption_for(job) is not None

@@ -89,7 +89,7 @@ class Residency:
     # What is known
 
     def is_expected(self, model: str, demand: Demand) -> bool:
-        """Whether requests for a model that no worker serves need not be given up: a host can load it.
+        """True if requests for a model that no worker serves need not be given up: a host can load it.
 
         One that has it loaded cannot: its worker is there, and takes nothing.
         """
@@ -227,8 +227,8 @@ class Residency:
         return host.free_bytes - sum(m.needs_bytes for m in others), host.free_places - len(others)
 
     def _is_room_coming(self, model: str, able: Collection[HostView], now: float) -> bool:
-        """Whether a host is making room for a model. Where nothing leaves any more, others took the room,
-        or the host did not do as it was told."""
+        """True if a host is making room for a model. Where nothing leaves any more, others took the room, or
+        the host did not do as it was told."""
         plan = self._plans.get(model)
         host = None if plan is None else self.hosts.get(plan.host_id)
         if plan is None or host is None or host not in able:
@@ -352,7 +352,7 @@ class Residency:
     # What is on a host
 
     def _is_busy(self, host: HostView, model: str) -> bool:
-        """Whether requests are resident where a host has loaded a model."""
+        """True if requests are resident where a host has loaded a model."""
         worker = self._state.table.get(host.models[model].worker_id)
         return worker is not None and bool(worker.assignments)
 

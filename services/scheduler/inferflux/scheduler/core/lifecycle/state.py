@@ -75,16 +75,16 @@ class SchedulerState:
             self._inherited_s = now
 
     def is_unclaimed(self, since_s: float, now: float) -> bool:
-        """Whether a request that a worker has since `since_s` has no job. Those of a long queue come for a
+        """True if a request that a worker has since `since_s` has no job. Those of a long queue come for a
         while after a takeover."""
         return now - since_s >= self.limits.unowned_grace_s and self.has_inherited_all(now)
 
     def has_inherited_all(self, now: float) -> bool:
-        """Whether no more jobs of an earlier scheduler seem to come."""
+        """True if no more jobs of an earlier scheduler seem to come."""
         return self._is_settled and now - self._inherited_s >= self.limits.unowned_grace_s
 
     def has_finished(self, key: RequestKey, sequence: int | None = None) -> bool:
-        """Whether a job of this key has finished lately.
+        """True if a job of this key has finished lately.
 
         Args:
             sequence: its place in the work queue; None for any job of the key.
@@ -103,7 +103,7 @@ class SchedulerState:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the workers and what they run are known: until then nothing is dispatched."""
+        """True if the workers and what they run are known: until then nothing is dispatched."""
         return self._is_settled
 
     def settle(self) -> list[Action]:
@@ -134,7 +134,7 @@ class SchedulerState:
 
     @property
     def must_plan(self) -> bool:
-        """Whether a plan could do anything now."""
+        """True if a plan could do anything now."""
         return self._is_settled and bool(self._unplanned or self._fresh)
 
     def replan_models(self, models: Collection[str]) -> None:

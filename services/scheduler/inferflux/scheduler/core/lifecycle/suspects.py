@@ -44,7 +44,7 @@ def probation_tokens(job: Job) -> int:
 
 
 def has_passed(job: Job) -> bool:
-    """Whether a suspect has run past the point at which its engine died."""
+    """True if a suspect has run past the point at which its engine died."""
     return job.seen_tokens - job.generated_tokens >= probation_tokens(job)
 
 

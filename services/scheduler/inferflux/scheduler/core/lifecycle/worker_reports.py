@@ -293,7 +293,7 @@ class WorkerReports:
         self._gone.remember((worker_id, incarnation), now)
 
     def _is_gone(self, status: scheduler_pb2.WorkerStatus, now: float) -> bool:
-        """Whether a heartbeat is a late one of a worker that left or was replaced.
+        """True if a heartbeat is a late one of a worker that left or was replaced.
 
         One that still sends heartbeats after the time in which a silent worker counts as dead is not gone:
         what said so was mistaken, or forged.

@@ -66,13 +66,13 @@ class Ledger:
             self.set(tenant, self.counters.get(tenant, floor) + cost)
 
     def take_restored(self, tenant: str) -> bool:
-        """Whether its counter is that of an earlier leader, under whom it may have had requests waiting."""
+        """True if its counter is that of an earlier leader, under whom it may have had requests waiting."""
         is_restored = tenant in self._restored
         self._restored.discard(tenant)
         return is_restored
 
     def is_active(self, tenant: str) -> bool:
-        """Whether it has requests waiting in any queue."""
+        """True if it has requests waiting in any queue."""
         return tenant in self._waiting
 
     def encode(self) -> bytes:

@@ -51,7 +51,7 @@ class Running:
 
     @property
     def is_ordinary_due(self) -> bool:
-        """Whether the next place is for a request that is not urgent.
+        """True if the next place is for a request that is not urgent.
 
         Fewer of them run than are guaranteed, and than their share of what runs: memory may admit fewer
         requests than there are slots.
@@ -66,7 +66,7 @@ class Running:
         return max(0, len(self._ordinary) - self.guaranteed)
 
     def is_ordinary(self, job: Job) -> bool:
-        """Whether it runs, and was not urgent when it took its place."""
+        """True if it runs, and was not urgent when it took its place."""
         return job in self._ordinary
 
     def add(self, job: Job) -> None:

@@ -82,7 +82,7 @@ class Bounds:
         return None
 
     def _may_have_more(self, waiting: Waiting, tenant: str, held: int) -> bool:
-        """Whether each bound leaves room for one more of this tenant."""
+        """True if each bound leaves room for one more of this tenant."""
         n = waiting.of(tenant)
         is_alone = waiting.total == n
         # What has no place in the work queue, that refuses itself: a newcomer is not refused here.

@@ -91,13 +91,13 @@ class RequeueReason(Enum):
 
     @property
     def is_death(self) -> bool:
-        """Whether the process that had it is dead."""
+        """True if the process that had it is dead."""
         deaths = (RequeueReason.WORKER_DEAD, RequeueReason.WORKER_RESTARTED, RequeueReason.ENGINE_DIED)
         return self in deaths
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the limited retries: what happens in good order costs none. Deaths of engines
+        """True if it is one of the limited retries: what happens in good order costs none. Deaths of engines
         are limited by `suspects`."""
         uncounted = (
             RequeueReason.WORKER_LEFT,
@@ -216,7 +216,7 @@ class Job:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether its answer has to have a certain form."""
+        """True if its answer has to have a certain form."""
         return self.request.params.HasField("constraint")
 
     @property
@@ -235,7 +235,7 @@ class Job:
         return self.request.zone
 
     def is_far_from(self, zone: str) -> bool:
-        """Whether its readers are in another zone; what is not known is near."""
+        """True if its readers are in another zone; what is not known is near."""
         return bool(self.zone and zone and zone != self.zone)
 
     @property
@@ -264,7 +264,7 @@ class Job:
 
     @property
     def is_queued(self) -> bool:
-        """Whether it is in the queue: no worker has it."""
+        """True if it is in the queue: no worker has it."""
         return self.state is JobState.QUEUED
 
     @property
@@ -275,7 +275,7 @@ class Job:
         return self.deadline_s is not None and now >= self.deadline_s
 
     def is_at(self, worker_id: str, epoch: int) -> bool:
-        """Whether this epoch of it is at, or on its way to, this worker."""
+        """True if this epoch of it is at, or on its way to, this worker."""
         return self.worker_id == worker_id and self.epoch == epoch
 
     def next_epoch(self) -> None:

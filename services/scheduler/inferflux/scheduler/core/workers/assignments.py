@@ -57,7 +57,7 @@ class Assignment:
 
     @property
     def may_compute(self) -> bool:
-        """Whether the engine may be at work for it."""
+        """True if the engine may be at work for it."""
         return self.is_running or self.residence.may_run
 
     def report(self, run: int, residence: Residence) -> bool:

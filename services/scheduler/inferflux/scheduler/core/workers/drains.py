@@ -31,7 +31,7 @@ class Drains:
         self._incarnations: dict[str, str] = {}
 
     def holds(self, worker: WorkerSlots) -> bool:
-        """Whether this worker is to be drained: one that was started again is not."""
+        """True if this worker is to be drained: one that was started again is not."""
         return self._incarnations.get(worker.worker_id) == worker.incarnation
 
     def begin(self, worker: WorkerSlots, hand_over_s: float | None) -> None:

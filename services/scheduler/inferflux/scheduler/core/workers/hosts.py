@@ -77,7 +77,7 @@ class HostView:
         return (model for model in self.held if model.is_pinned and model.state != UNLOADING)
 
     def serves_pools(self, pools: Collection[str]) -> bool:
-        """Whether requests that may run in these pools alone may run here; empty: everywhere."""
+        """True if requests that may run in these pools alone may run here; empty: everywhere."""
         return may_run_in(self.status.pool or DEFAULT, pools)
 
     def take(self, status: host_pb2.HostStatus, now: float) -> None:

@@ -77,7 +77,7 @@ def cells_at_most(job: Job, context_length: int) -> int:
 
 
 def fits_context(job: Job, context_length: int) -> bool:
-    """Whether prompt and answer fit; a context length of 0 is not known yet."""
+    """True if prompt and answer fit; a context length of 0 is not known yet."""
     wanted = job.longest_text or job.prompt_tokens + new_tokens_at_least(job)
     return not context_length or wanted <= context_length
 
@@ -88,7 +88,7 @@ def new_tokens_at_least(job: Job) -> int:
 
 
 def fits(job: Job, worker: WorkerSlots) -> bool:
-    """Whether the worker could run it, were there room: it has the context, the memory and the ability, and
+    """True if the worker could run it, were there room: it has the context, the memory and the ability, and
     its pool is one that the job may run in.
     """
     return fits_size(job, size_of(worker, job.model))
@@ -249,7 +249,7 @@ class Placement:
         return self._of(model).sizes
 
     def is_served(self, model: str, demand: Demand = _ANYWHERE) -> bool:
-        """Whether a worker that is ready or loading has the model, in one of these pools if any are named, of
+        """True if a worker that is ready or loading has the model, in one of these pools if any are named, of
         this file if one is."""
         live = self._of(model).live
         return any(_may_serve(w, model, demand) for w in live.values()) if any(demand) else bool(live)
@@ -259,7 +259,7 @@ class Placement:
         return self._of(model).live.values()
 
     def has_waiting(self, model: str) -> bool:
-        """Whether requests wait to resume on a worker that has the model."""
+        """True if requests wait to resume on a worker that has the model."""
         return bool(self._of(model).waiting)
 
     def waiting(self, model: str) -> list[WorkerSlots]:
@@ -340,7 +340,7 @@ class Placement:
         return [size for size in self._of(job.model).open if fits_size(job, size)]
 
     def has_open(self, model: str) -> bool:
-        """Whether a worker that has the model may run one more."""
+        """True if a worker that has the model may run one more."""
         return bool(self._of(model).open)
 
     def why_never(self, job: Job) -> InvalidArgument | None:

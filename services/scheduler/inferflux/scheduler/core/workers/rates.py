@@ -85,7 +85,7 @@ class ModelRates:
         return to_prefill / fastest if fastest else 0.0
 
     def is_hopeless(self, job: Job, now: float, expected_wait_s: float) -> bool:
-        """Whether not even the job's first token could be there by its deadline.
+        """True if not even the job's first token could be there by its deadline.
 
         How long an answer gets is not known, so a deadline that may cut it short is none to refuse for. And
         an estimate may be wrong: a job is hopeless only if it would come too late in half the time expected,

@@ -97,7 +97,7 @@ class WorkerSlots:
         return max(0, min(len(self._free), self.slots - self.n_running))
 
     def admits(self, start: Start) -> bool:
-        """Whether such a request may start here, were there a slot and cells."""
+        """True if such a request may start here, were there a slot and cells."""
         if self.is_held or self.alone is not None:
             return False
         if start is Start.RESUME:
@@ -109,7 +109,7 @@ class WorkerSlots:
         return not (self.is_reserved or self._reserves_cells)
 
     def has_slot_for(self, start: Start) -> bool:
-        """Whether such a request may start here, were there cells."""
+        """True if such a request may start here, were there cells."""
         return self.free_slots > 0 and self.admits(start)
 
     @property
@@ -222,7 +222,7 @@ class WorkerSlots:
             self._changed()
 
     def is_idle_as(self, status: scheduler_pb2.WorkerStatus) -> bool:
-        """Whether a heartbeat is the very one that came last, and nothing has been done here since."""
+        """True if a heartbeat is the very one that came last, and nothing has been done here since."""
         is_same = status is self.status and status.state == self.state
         return is_same and not (self.is_held or self.assignments or self.unowned)
 

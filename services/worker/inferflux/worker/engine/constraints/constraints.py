@@ -51,7 +51,7 @@ class Constraint(Masking, Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether tokens can be sampled under it."""
+        """True if tokens can be sampled under it."""
 
     @property
     def error(self) -> str:
@@ -59,7 +59,7 @@ class Constraint(Masking, Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer is complete and nothing may follow."""
+        """True if the answer is complete and nothing may follow."""
 
     def forced(self) -> list[int]:
         """The next tokens, as far as it leaves no choice of them."""
@@ -100,7 +100,7 @@ class CompiledConstraint:
         return self._matcher is not None
 
     def settle(self, now_s: float) -> bool:
-        """Whether it is compiled by now, or has failed."""
+        """True if it is compiled by now, or has failed."""
         if self._compiling.done():
             try:
                 self._compiled, self._matcher = self._compiling.result()

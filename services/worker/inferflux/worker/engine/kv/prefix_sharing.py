@@ -35,11 +35,11 @@ class PrefixSharing:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether a sequence can be cut, and every part of it can be shared."""
+        """True if a sequence can be cut, and every part of it can be shared."""
         return self.kind is Sharing.FULL
 
     def can_begin(self, first: int, last: int, n: int) -> bool:
-        """Whether a sequence can begin with the first `n` tokens of another.
+        """True if a sequence can begin with the first `n` tokens of another.
 
         Args:
             first, last: positions that the other holds in every layer, by llama.cpp's own view.

@@ -108,7 +108,7 @@ class RadixPrefixCache:
         return len(self._places) - len(self._pinned)
 
     def is_evictable(self, holder: int) -> bool:
-        """Whether it is known and not pinned."""
+        """True if it is known and not pinned."""
         return holder in self._places and holder not in self._pinned
 
     def lookup(self, scope: str, tokens: TokenArray) -> Match:

@@ -39,20 +39,20 @@ class Adapters:
 
     @property
     def is_busy(self) -> bool:
-        """Whether one is being loaded."""
+        """True if one is being loaded."""
         return bool(self._reading)
 
     @property
     def has_retired(self) -> bool:
-        """Whether one is to be freed."""
+        """True if one is to be freed."""
         return bool(self._retired)
 
     def has(self, digest: str) -> bool:
-        """Whether it can be applied now."""
+        """True if it can be applied now."""
         return digest in self._loaded
 
     def is_coming(self, digest: str) -> bool:
-        """Whether it is being loaded."""
+        """True if it is being loaded."""
         return digest in self._reading
 
     def load_now(self, adapter: engine_pb2.EngineAdapter) -> engine_pb2.EngineAdapterLoaded:

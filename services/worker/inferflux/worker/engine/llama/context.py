@@ -168,7 +168,7 @@ class Context:
         return True
 
     def is_using(self, adapter: Adapter) -> bool:
-        """Whether it computes with this one."""
+        """True if it computes with this one."""
         return adapter is self._adapter
 
     def touch_weights(self) -> None:
@@ -303,7 +303,7 @@ class Context:
         llama.llama_memory_seq_rm(self._memory, seq_id, position, -1)
 
     def cut(self, seq_id: int, position: int) -> bool:
-        """Whether `seq_id` holds nothing from `position` on any more; if not, it is as it was."""
+        """True if `seq_id` holds nothing from `position` on any more; if not, it is as it was."""
         return bool(llama.llama_memory_seq_rm(self._memory, seq_id, position, -1))
 
     def share(self, source: int, seq_id: int, cells: int) -> None:
@@ -338,7 +338,7 @@ class Context:
         return state if is_whole else None
 
     def append(self, seq_id: int, state: StateBytes) -> bool:
-        """Whether `state`, of the tokens that follow, is now in `seq_id` after what it holds."""
+        """True if `state`, of the tokens that follow, is now in `seq_id` after what it holds."""
         if not self.copy_in(self._spare, state):
             return False
         llama.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
@@ -362,13 +362,13 @@ class Context:
         return int(llama.llama_state_seq_get_size(self._context, seq_id))
 
     def copy_out(self, seq_id: int, into: StateBytes) -> bool:
-        """Whether `into` now holds the state of `seq_id`; it has the size of it."""
+        """True if `into` now holds the state of `seq_id`; it has the size of it."""
         n_bytes = into.shape[0]
         written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(into), n_bytes, seq_id)
         return bool(written == n_bytes)
 
     def copy_in(self, seq_id: int, state: StateBytes) -> bool:
-        """Whether `seq_id` now holds `state`; if not, it is empty."""
+        """True if `seq_id` now holds `state`; if not, it is empty."""
         n_bytes = state.shape[0]
         read = llama.llama_state_seq_set_data(self._context, _bytes_pointer(state), n_bytes, seq_id)
         if read != n_bytes:

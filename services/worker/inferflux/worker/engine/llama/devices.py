@@ -44,12 +44,12 @@ class FoundDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether llama.cpp puts layers there."""
+        """True if llama.cpp puts layers there."""
         return self.kind in _GPUS
 
     @property
     def is_remote(self) -> bool:
-        """Whether it belongs to an RPC server: its description is host:port then."""
+        """True if it belongs to an RPC server: its description is host:port then."""
         return self.backend == RPC
 
 

@@ -270,7 +270,7 @@ class DraftModel:
         return place
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Whether it fits beside the others, each with all its tokens and a draft."""
+        """True if it fits beside the others, each with all its tokens and a draft."""
         together = {*self._places, sequence}
         return sum(one.n_tokens + MOST_DRAFTED for one in together) <= self._context.cells
 

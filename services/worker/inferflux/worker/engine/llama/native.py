@@ -711,7 +711,7 @@ class Backend:
         return self._main.state_size(seq_id)
 
     def copy_out(self, seq_id: int, into: StateBytes) -> bool:
-        """Whether `into` now holds the state of `seq_id`; it has the size of it."""
+        """True if `into` now holds the state of `seq_id`; it has the size of it."""
         return self._main.copy_out(seq_id, into)
 
     @property
@@ -728,7 +728,7 @@ class Backend:
             return None
 
     def copy_in(self, seq_id: int, state: StateBytes) -> bool:
-        """Whether `seq_id` now holds `state`; if not, it is empty."""
+        """True if `seq_id` now holds `state`; if not, it is empty."""
         return self._main.copy_in(seq_id, state)
 
 

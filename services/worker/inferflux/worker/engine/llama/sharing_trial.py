@@ -45,7 +45,7 @@ def find_sharing(context: Context, tokens: NDArray[np.int32], window: int) -> Pr
 
 
 def can_cut_states(context: Context, tokens: NDArray[np.int32]) -> bool:
-    """Whether the first positions of a state can be restored alone. The context is empty before and after."""
+    """True if the first positions of a state can be restored alone. The context is empty before and after."""
     context.decode_tokens(tokens[:2], seq_id=0, position=0)
     state = np.empty(context.state_size(0), np.uint8)
     try:

@@ -63,7 +63,7 @@ class SequenceImages:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all are encoded."""
+        """True if all are encoded."""
         return all(span.encoded is not None for span in self._spans)
 
     @property

@@ -257,7 +257,7 @@ class Memory:
         self._saved.search(sequence)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether a sequence waits for what may be found of it."""
+        """True if a sequence waits for what may be found of it."""
         return sequence.fetch is not None or self._saved.must_wait(sequence)
 
     def look_up(self, sequence: Sequence) -> None:

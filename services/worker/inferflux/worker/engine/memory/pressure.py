@@ -138,7 +138,7 @@ def can_load(
     cells: int,
     release: Release[H] = own_cells,
 ) -> bool:
-    """Whether `candidate` should be loaded now: it is not in the cache, or not any more.
+    """True if `candidate` should be loaded now: it is not in the cache, or not any more.
 
     It may when all its tokens fit beside those of every more urgent sequence, with some steps of headroom.
     So it is not evicted again at once. The most urgent sequence always may.

@@ -158,7 +158,7 @@ class SavedStates:
         self._tiers.search(sequence.cache_scope, sequence.tokens[: sequence.n_tokens].copy())
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether a request of a dead process waits for what may be found of it."""
+        """True if a request of a dead process waits for what may be found of it."""
         if not sequence.was_lost or sequence.is_looked_up or not self._tiers.is_scanning:
             return False
         limit_s = max(_SEARCH_PART * self._tiers.rates.prefill_s(sequence.n_tokens), _SHORTEST_SEARCH_S)
@@ -248,7 +248,7 @@ class SavedStates:
         return lambda: max(until_s - self._clock_s(), 0.0)
 
     def _store_cached(self, seq_id: int, scope: str, tokens: TokenArray, seconds: float) -> bool:
-        """Whether there is time and room for more, now that this is stored, if it is worth it."""
+        """True if there is time and room for more, now that this is stored, if it is worth it."""
         kept = self._tiers.containing(scope, tokens)
         if kept is not None:
             return self._tiers.store(kept, seconds)

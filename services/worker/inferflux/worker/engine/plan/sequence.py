@@ -249,7 +249,7 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether no step may hold it: its adapter is being loaded, what its sampling needs is being made in
+        """True if no step may hold it: its adapter is being loaded, what its sampling needs is being made in
         another thread, or its answer is being checked."""
         if self.lacks_adapter:
             return True
@@ -263,7 +263,7 @@ class Sequence:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it is in the KV cache, or about to fill its first cells."""
+        """True if it is in the KV cache, or about to fill its first cells."""
         return self.seq_id != NO_SEQ_ID
 
     @property

@@ -180,7 +180,7 @@ class Course:
 
     @property
     def goes_on(self) -> bool:
-        """Whether another token is worth drafting."""
+        """True if another token is worth drafting."""
         return self._gain * self._next_rate >= self._least + self._draft
 
 

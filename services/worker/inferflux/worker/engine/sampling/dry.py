@@ -75,12 +75,12 @@ class Dry:
 
     @classmethod
     def is_on(cls, params: generation_pb2.SamplingParams) -> bool:
-        """Whether it is asked for."""
+        """True if it is asked for."""
         return params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether the breakers are known."""
+        """True if the breakers are known."""
         return self._breakers.done()
 
     def accept(self, token: int) -> None:

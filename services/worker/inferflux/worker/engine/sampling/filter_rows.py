@@ -92,7 +92,7 @@ class _Rows:
 
     @property
     def has_ties(self) -> bool:
-        """Whether a survivor is equal to what is next to it and does not survive."""
+        """True if a survivor is equal to what is next to it and does not survive."""
         after = self._largest[self._numbers, self._end]
         before = self._largest[self._numbers, np.maximum(self._first - 1, 0)]
         return bool((after == self.lowest).any() or ((before == self.highest) & (self._first > 0)).any())

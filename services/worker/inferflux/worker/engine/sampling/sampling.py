@@ -114,7 +114,7 @@ class Sampler:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a token can be chosen."""
+        """True if a token can be chosen."""
         return self._dry is None or self._dry.is_ready
 
     def adjust(self, logits: Logits) -> None:

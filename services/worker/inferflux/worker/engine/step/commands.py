@@ -15,7 +15,7 @@ def none_arrived() -> Iterable[engine_pb2.EngineCommand]:
 
 
 def is_more_urgent(command: engine_pb2.EngineCommand, urgency_key: float) -> bool:
-    """Whether `command` is to be obeyed before a step ends that computes prompts up to this `urgency_key`.
+    """True if `command` is to be obeyed before a step ends that computes prompts up to this `urgency_key`.
 
     A request that is no more urgent would wait for these prompts in any case.
     """

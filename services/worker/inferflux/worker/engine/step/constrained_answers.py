@@ -46,7 +46,7 @@ class ConstrainedAnswers:
 
     @property
     def is_checking(self) -> bool:
-        """Whether a complete answer waits for its check."""
+        """True if a complete answer waits for its check."""
         return bool(self._checking)
 
     def begin(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
@@ -115,7 +115,7 @@ def failure(sequence: Sequence, why: str, reason: str = "CONSTRAINT_FAILED") -> 
 
 
 def _is_stopped(sequence: Sequence) -> bool:
-    """Whether the last token that was generated elsewhere has ended the answer."""
+    """True if the last token that was generated elsewhere has ended the answer."""
     if not sequence.generated:
         return False
     last = int(sequence.tokens[sequence.n_tokens - 1])

@@ -195,7 +195,7 @@ class Engine:
 
     @property
     def _is_behind(self) -> bool:
-        """Whether more of what is cached is to be told than goes into one report."""
+        """True if more of what is cached is to be told than goes into one report."""
         return self._memory.prefixes.has_news or self._tiers.has_moved
 
     def start(self, item: worker_pb2.BatchItem) -> None:
@@ -610,7 +610,7 @@ class Engine:
         self._deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
 
     def _is_interrupted(self, plan: StepPlan) -> bool:
-        """Whether something has arrived that does not wait for a long step."""
+        """True if something has arrived that does not wait for a long step."""
         last = max(part.sequence.urgency_key for part in plan.parts)
         return any(is_more_urgent(command, last) for command in self._arrived())
 

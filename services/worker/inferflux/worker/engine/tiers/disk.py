@@ -110,14 +110,14 @@ class Disk:
         self._writer.submit(lambda: None).result()
 
     def can_write(self, n_bytes: int) -> bool:
-        """Whether an envelope of `n_bytes` would be tried now: writing is not off, and few others wait."""
+        """True if an envelope of `n_bytes` would be tried now: writing is not off, and few others wait."""
         while self._written:
             self._waiting_bytes -= self._written.popleft()
         is_full = self._waiting_bytes > 0 and self._waiting_bytes + n_bytes > MOST_WAITING_BYTES
         return not is_full and self._clock_s() >= self._paused_until_s
 
     def wait_until_writable(self, n_bytes: int, seconds: float) -> bool:
-        """Whether an envelope of `n_bytes` would be tried within `seconds`, for which it waits at most."""
+        """True if an envelope of `n_bytes` would be tried within `seconds`, for which it waits at most."""
         if seconds <= 0:
             return False
         until_s = self._clock_s() + seconds
@@ -133,7 +133,7 @@ class Disk:
             pass
 
     def _wait_for_a_write(self, until_s: float) -> bool:
-        """Whether the write that waits for the longest time is over by then, if there is any."""
+        """True if the write that waits for the longest time is over by then, if there is any."""
         if self._writes:
             with contextlib.suppress(TimeoutError):
                 self._writes[0].result(max(until_s - self._clock_s(), 0.0))
@@ -187,7 +187,7 @@ class Disk:
 
     @property
     def is_scanning(self) -> bool:
-        """Whether `changes` may still give files that were there before."""
+        """True if `changes` may still give files that were there before."""
         return self._scans > 0
 
     def take_error(self) -> str:

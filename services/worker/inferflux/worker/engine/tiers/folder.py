@@ -68,7 +68,7 @@ class Folder:
 
     @property
     def is_there(self) -> bool:
-        """Whether it is still this process's: it may have been removed, with the lock in it."""
+        """True if it is still this process's: it may have been removed, with the lock in it."""
         try:
             return os.path.samestat(os.fstat(self._lock), (self.path / _LOCK).stat())
         except OSError:

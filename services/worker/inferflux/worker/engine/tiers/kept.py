@@ -52,7 +52,7 @@ class Kept(Generic[S]):
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is in any tier still."""
+        """True if it is in any tier still."""
         return self.envelope is not None or bool(self.name)
 
     @property
@@ -70,7 +70,7 @@ class Moves(Generic[S]):
 
     @property
     def are_any(self) -> bool:
-        """Whether `take` would give any."""
+        """True if `take` would give any."""
         return bool(self._moved or self._gone)
 
     def came(self, kept: Kept[S]) -> None:

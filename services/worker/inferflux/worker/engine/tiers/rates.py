@@ -84,7 +84,7 @@ class Rates:
             self.copy_in.doubt()
 
     def is_worth_keeping(self, n_bytes: int, tokens: int) -> bool:
-        """Whether copying a state out and in again takes less time than to prefill its tokens."""
+        """True if copying a state out and in again takes less time than to prefill its tokens."""
         copies_s = n_bytes * (self.copy_out.seconds_per_unit + self.copy_in.seconds_per_unit)
         if copies_s < self.prefill_s(tokens):
             return True

@@ -73,12 +73,12 @@ class Reads(Generic[S]):
         self._abandoned: list[Fetch[S]] = []
 
     def __contains__(self, kept: Kept[S]) -> bool:
-        """Whether the file of a state is read for a fetch that is waited for."""
+        """True if the file of a state is read for a fetch that is waited for."""
         return kept in self._readings
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a read that took too long is not over yet."""
+        """True if a read that took too long is not over yet."""
         return any(fetch.is_late for fetch in self._abandoned)
 
     def begin(self, fetch: Fetch[S], reader: Reader) -> None:

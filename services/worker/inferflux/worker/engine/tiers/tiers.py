@@ -136,17 +136,17 @@ class Tiers(Generic[S]):
 
     @property
     def has_disk(self) -> bool:
-        """Whether there is a disk tier."""
+        """True if there is a disk tier."""
         return self._disk is not None
 
     @property
     def is_scanning(self) -> bool:
-        """Whether files of an earlier process may be found still, at the next `poll`."""
+        """True if files of an earlier process may be found still, at the next `poll`."""
         return self._disk is not None and self._disk.is_scanning
 
     @property
     def has_moved(self) -> bool:
-        """Whether `take_moved` would give any."""
+        """True if `take_moved` would give any."""
         return self._moves.are_any
 
     def report_all(self) -> None:
@@ -162,11 +162,11 @@ class Tiers(Generic[S]):
         return blank(self._identity, scope, tokens, payload_bytes)
 
     def has_room(self, n_bytes: int, order: Order) -> bool:
-        """Whether host memory has room for the state of a preempted sequence of this order."""
+        """True if host memory has room for the state of a preempted sequence of this order."""
         return self._host.losers(n_bytes, order) is not None
 
     def wants(self, scope: str, tokens: TokenArray, n_bytes: int, *, left: int = 0) -> bool:
-        """Whether a cold prefix should be kept: it is not yet, finds room, and is worth its copies.
+        """True if a cold prefix should be kept: it is not yet, finds room, and is worth its copies.
 
         One that goes on after what is kept takes its place. One that differs from it within takes memory
         beside it: it has to add enough.
@@ -342,7 +342,7 @@ class Tiers(Generic[S]):
             self._disk.search(scope, tokens)
 
     def wants_on_disk(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
-        """Whether a prefix should be written to disk at once: there is room, and much of it is not there."""
+        """True if a prefix should be written to disk at once: there is room, and much of it is not there."""
         disk = self._disk
         if disk is None or tokens.shape[0] < BLOCK or not self._has_disk_room(n_bytes):
             return False
