@@ -1,4 +1,4 @@
-"""What the scheduler counts and times."""
+"""Metrics of the scheduler."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class SchedulerMetrics:
         self.takeovers.inc()
 
     def stand_by(self) -> None:
-        """It does not lead that partition any more."""
+        """Note that this scheduler does not lead that partition any more."""
         self.is_leader.dec()
 
     def count_lookups(self, outcome: str, prompts: int = 1) -> None:

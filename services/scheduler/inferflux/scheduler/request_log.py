@@ -1,4 +1,4 @@
-"""What the scheduler logs of its requests. Each line has request id and tenant, and the trace id if any."""
+"""Logs of the scheduler about its requests. Each line has request id and tenant, and the trace id if any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler is configured with."""
+"""Settings of the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler adds to its requests' traces: how long they waited, and how their runs went."""
+"""Spans that the scheduler adds to its requests' traces: how long they waited, and how their runs went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of an exception out of the core: no request may stop the others (pure).
+"""Handling of an exception raised by the core: no request may stop the others (pure).
 
 The core keeps nothing that it could not learn again: jobs come again from the work queue, and workers list
 what they run in heartbeats. So after an exception its state is not trusted any more. The request that was
@@ -14,13 +14,13 @@ QUIET_S = 5.0
 
 
 def unschedulable(error: BaseException) -> Internal:
-    """What the client of a request over which the core raised is told."""
+    """Error for the client of a request over which the core raised."""
     message = f"the scheduler failed over this request: {type(error).__name__}"
     return Internal(message, reason="SCHEDULER_FAILED")
 
 
 class PlanningHealth:
-    """Whether planning works: it does unless it raised within the last `QUIET_S` seconds."""
+    """Health of planning: it works unless it raised within the last `QUIET_S` seconds."""
 
     def __init__(self) -> None:
         self._failed_s = float("-inf")
@@ -31,7 +31,7 @@ class PlanningHealth:
         self._failed_s, self._what = now, what
 
     def condition(self, now: float) -> tuple[bool, str]:
-        """Whether planning counts as working, and why not."""
+        """Return whether planning counts as working, and the reason if it does not."""
         if now - self._failed_s >= QUIET_S:
             return True, ""
         return False, f"planning failed: {self._what}"

@@ -411,7 +411,7 @@ class SchedulerCore:
     # What time brings
 
     def on_tick(self, now: float) -> list[Action]:
-        """To be called several times a second."""
+        """Do what is due at this time; called several times a second."""
         if now - self._ticked_s > _STALL_S:  # this process stood still, and received nothing
             self.table.reset_liveness(now)
             self.hosts.reset_liveness(now)

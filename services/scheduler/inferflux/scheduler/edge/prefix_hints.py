@@ -1,6 +1,7 @@
-"""Which workers have cached how much of a prompt: asked of the fleet's index before a job enters the queue.
+"""Lookup of the workers that have cached part of a prompt, in the fleet's index, before a job enters the
+queue.
 
-It is asked here, by the leader, for three reasons. Redis is one hop away from it. A job that is
+The leader looks it up, for three reasons. Redis is one hop away from it. A job that is
 taken over by another leader is looked up again, and not placed by what was true long ago. And the gateway's
 job stays small: hashes of a long prompt would take as much room as its tokens.
 """
@@ -109,7 +110,8 @@ class PrefixHints:
         requests: Sequence[scheduler_pb2.InferenceRequest],
         holders: Mapping[str, Mapping[str, list[Holder]]],
     ) -> list[Hints]:
-        """What is found in time. A lookup that takes longer is left to end: while it lasts, none begins."""
+        """Return the hints that are found in time. A lookup that takes longer is left to end: while it lasts,
+        none begins."""
         lookup = asyncio.create_task(self._find(requests, holders))
         lookup.add_done_callback(_retrieve)
         try:
@@ -157,8 +159,8 @@ class PrefixHints:
     def _holders(
         self, model: str, known: dict[str, Mapping[str, list[Holder]]]
     ) -> Mapping[str, list[Holder]]:
-        """By digest: a model's name may stand for another file on some workers. Empty where no worker shares
-        prefixes.
+        """Return the holders of a model by digest: a model's name may stand for another file on some workers.
+        Empty where no worker shares prefixes.
 
         Args:
             known: of this lookup, by model: there may be hundreds of workers.

@@ -1,1 +1,1 @@
-"""Which scheduler leads which partition, and what a new leader takes over."""
+"""Leadership of partitions: which scheduler leads which, and what a new leader takes over."""

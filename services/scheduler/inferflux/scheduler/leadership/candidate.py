@@ -58,7 +58,7 @@ class Candidate:
     # Messages of workers
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
-        """Of a worker that has a model of this partition."""
+        """Take in the heartbeat of a worker that has a model of this partition."""
         self._live_workers.on_heartbeat(status, self._process.clock())
         self.leadership.on_term(status.term)
         if self.leader is not None:
@@ -119,7 +119,8 @@ class Candidate:
 
     @property
     def readiness(self) -> tuple[bool, str]:
-        """Whether the partition is scheduled, as far as is known here; what is missing, or who leads."""
+        """Return whether the partition is scheduled, as far as is known here, with what is missing or who
+        leads."""
         if self.leader is not None:
             return self.leader.readiness
         if self.leadership.has_seen_leader:

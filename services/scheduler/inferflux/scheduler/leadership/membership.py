@@ -1,4 +1,4 @@
-"""Which schedulers live, over NATS, and so which of them should lead which partition."""
+"""Membership over NATS: the schedulers that live, and the one that should lead each partition."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Membership:
             await self._tell(is_leaving=True)
 
     def on_reconnect(self) -> None:
-        """Nothing was received for a while."""
+        """Take in that nothing was received for a while."""
         self._members.on_reconnect(time.monotonic())
 
     async def _tell(self, *, is_leaving: bool) -> None:

@@ -1,4 +1,4 @@
-"""What all partitions of a scheduler process have in common."""
+"""Parts that all partitions of a scheduler process have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """How a partition reaches the outside.
+    """Settings, connections and instruments that the partitions of a process share.
 
     Attributes:
         clock: seconds since the Unix epoch that never jump.

@@ -1,1 +1,1 @@
-"""What operators ask of a scheduler."""
+"""Operators' requests to a scheduler."""

@@ -1,4 +1,5 @@
-"""What operators change while it runs: fairness, which outlives the scheduler, and which workers drain."""
+"""Changes that operators make while it runs: fairness, which outlives the scheduler, and which workers
+drain."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ _WRITE_ATTEMPTS = 5
 
 
 class SchedulerCore(Protocol):
-    """What administration needs of the scheduler's core."""
+    """Interface of the scheduler's core that administration needs."""
 
     @property
     def fairness(self) -> FairnessSettings: ...
@@ -118,7 +119,7 @@ def version_of(changes: scheduler_pb2.SetFairness) -> int:
 def check_version(
     kept: scheduler_pb2.SetFairness, change: scheduler_pb2.SetFairness, changes: scheduler_pb2.SetFairness
 ) -> None:
-    """Whether a change may be made that names a version (pure).
+    """Check that a change which names a version may be made (pure).
 
     Leaders of several models get one request. The first of them keeps it; the others find it kept already.
 
@@ -137,7 +138,7 @@ def check_version(
 
 
 class FairnessStore:
-    """What operators have changed of the fairness settings, all changes made into one."""
+    """Store of the changes that operators made to the fairness settings, merged into one."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -241,7 +242,7 @@ class Administration:
     def _asked_elsewhere(
         self, request: scheduler_pb2.SchedulerAdminRequest
     ) -> Callable[[], Awaitable[scheduler_pb2.SchedulerAdminReply]] | None:
-        """What a worker or a host has to answer; None if this scheduler answers by itself."""
+        """Return the call that a worker or a host has to answer; None if this scheduler answers by itself."""
         match request.WhichOneof("request"):
             case "clear_cache":
                 return lambda: self._clear_cache(request.clear_cache)

@@ -1,4 +1,4 @@
-"""What operators ask of models: have one loaded, unloaded, forgotten."""
+"""Operators' requests about models: to load, unload or forget one."""
 
 from __future__ import annotations
 

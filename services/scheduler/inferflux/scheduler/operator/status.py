@@ -1,4 +1,4 @@
-"""What the scheduler answers about itself."""
+"""Status of the scheduler, as it answers it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Who leads (pure): a lease on one key of a store that writes only over the revision it is given.
+"""Lease that decides which scheduler leads (pure): it stands on one key of a store that writes only over the
+revision it is given.
 
-The holder writes the key again and again. Who sees it unchanged for longer than the lease, by its own clock,
-may write itself in; the store takes the first. Clocks are never compared: the holder counts from before it
-sent its last successful write, and gives up dispatching earlier than anyone who read that write can have
-waited the lease out. See Gray and Cheriton, "Leases" (1989), and Chubby's sequencers for what terms are for:
-a process that was stopped between looking at its lease and acting is refused by every process that saw a
+The holder writes the key again and again. A process that sees it unchanged for longer than the lease, by its
+own clock, may write itself in; the store takes the first. Clocks are never compared: the holder counts from
+before it sent its last successful write, and gives up dispatching earlier than anyone who read that write can
+have waited the lease out. See Gray and Cheriton, "Leases" (1989), and Chubby's sequencers for what terms are
+for: a process that was stopped between looking at its lease and acting is refused by every process that saw a
 later term.
 
     STANDBY ──> LEADER ──> LEAVING ──> STANDBY
@@ -29,7 +30,7 @@ _MAX_NUMBER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """In seconds, all from how long an unchanged lease stands."""
+    """Times of a lease in seconds, all derived from how long an unchanged lease stands."""
 
     duration_s: float = 1.5
 
@@ -50,13 +51,13 @@ class LeaseTimes:
 
     @property
     def answer_s(self) -> float:
-        """How long a read or write may take: a second try must fit before the lapse."""
+        """Longest time that a read or write may take, in seconds: a second try must fit before the lapse."""
         return self.duration_s / 5
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the key says. `holder` is empty after a holder has left in order.
+    """Value of the lease's key. `holder` is empty after a holder has left in order.
 
     `incarnation` tells processes of the same name apart; `term` rises with every holder, `beat` with every
     write of one.
@@ -112,7 +113,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the key held, and since when by this process's clock."""
+    """Value last read from the key, and the time since which it stands by this process's clock."""
 
     record: Record | None
     revision: int
@@ -169,7 +170,7 @@ class Lease:
         return record.holder if record is not None else ""
 
     def next(self, now: float, unix_ms: int) -> Read | Write | None:
-        """What to do now; None: nothing before `due_s`.
+        """Return the read or write to make now; None: nothing before `due_s`.
 
         Args:
             unix_ms: a new term is at least this, so that terms rise even when the store lost them.
@@ -249,7 +250,7 @@ class Lease:
             self.role, self.due_s = Role.LEAVING, now
 
     def _look(self, record: Record | None, revision: int, now: float) -> None:
-        """As a standby: claim the lease, or look again later."""
+        """Claim the lease as a standby, or look again later."""
         is_first = self._seen is None
         if self._seen is None or (self._seen.record, self._seen.revision) != (record, revision):
             self.has_seen_leader |= not is_first and record is not None

@@ -1,4 +1,4 @@
-"""Which scheduler should lead which partition (pure).
+"""Choice of the scheduler that should lead each partition (pure).
 
 Every scheduler publishes now and then that it lives. All that live are given a weight for a partition by a
 hash of both names, and the one of the highest weight is to lead it: rendezvous hashing (Thaler and
@@ -57,11 +57,11 @@ class Members:
             self._seen_s[name] = now
 
     def on_left(self, name: str) -> None:
-        """It has published that it leaves."""
+        """Take in that a member has published that it leaves."""
         self._seen_s.pop(name, None)
 
     def on_reconnect(self, now: float) -> None:
-        """Nothing was received for a while: silence until now says nothing."""
+        """Take in that nothing was received for a while: silence until now says nothing."""
         self._listens_until_s = now + _LISTENS * self._interval_s
         self._seen_s = dict.fromkeys(self._seen_s, now)
 
@@ -82,7 +82,7 @@ class Members:
 
 
 class Handover:
-    """When a leader gives partitions back to the schedulers that are to lead them.
+    """Times at which a leader gives partitions back to the schedulers that are to lead them.
 
     Args:
         lease_s: how long a lease stands that is not renewed.
@@ -96,7 +96,7 @@ class Handover:
         self._outweighed_s: dict[str, float] = {}
 
     def is_due(self, partition: str, now: float, *, is_outweighed: bool) -> bool:
-        """Whether to give a partition back now.
+        """True if a partition is to be given back now.
 
         Args:
             is_outweighed: this scheduler leads it, and another one that lives is to.

@@ -70,8 +70,8 @@ class Arrivals:
     def _with_same_prompt(
         self, request: scheduler_pb2.InferenceRequest, cached_on: Mapping[str, int]
     ) -> Mapping[str, int]:
-        """What workers have cached of a prompt, with what the request that shares it has computed: the prefix
-        index may not have that yet."""
+        """Return the cached tokens of a prompt by worker, with those that the request sharing it has
+        computed: the prefix index may not have that yet."""
         other = self._state.jobs.get(RequestKey(request.tenant, request.same_prompt_as))
         worker = self._state.worker_of(other) if other is not None else None
         if other is None or worker is None or worker.status.prefix_sharing in _NOT_SHARING:

@@ -1,4 +1,4 @@
-"""What workers answer to batches, and what follows where none answers (pure)."""
+"""Answers of workers to batches, and the reaction where none answers (pure)."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def add(batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_
 
 
 def deschedule_of(job: Job, worker: WorkerSlots) -> worker_pb2.Deschedule:
-    """What ends the latest run of a job on its worker."""
+    """Return the command that ends the latest run of a job on its worker."""
     tenant, request_id = job.key
     run = worker.assignments[job.key].run
     return worker_pb2.Deschedule(tenant=tenant, request_id=request_id, epoch=job.epoch, run=run)

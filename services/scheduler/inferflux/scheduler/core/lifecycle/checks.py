@@ -1,4 +1,4 @@
-"""What the messages that reach a scheduler may say (pure).
+"""Checks of the messages that reach a scheduler (pure).
 
 Each function raises InvalidArgument, naming the field. What passes cannot make the core raise: numbers are
 finite and fit the fields they are copied into, enums are known, names can stand in a subject. Heartbeats and
@@ -38,7 +38,7 @@ _LONGEST_WINDOW_S = 86_400
 
 
 def check_service(service: scheduler_pb2.PartitionService) -> None:
-    """What a leader has served can be counted."""
+    """Check that what a leader has served can be counted."""
     checks.check_range(service.term, 0, 2**63 - 1, "term")
     checks.check_count(service.tenants, MOST_TENANTS, "tenants")
     for i, each in enumerate(service.tenants):

@@ -1,4 +1,4 @@
-"""Which running requests are descheduled so that others run (pure).
+"""Choice of the running requests that are descheduled so that others run (pure).
 
 Two means, both off by default. A timeslice deschedules an ordinary request after that many tokens: the
 worker does that by itself. A preemption deschedules the least urgent one when an urgent request finds no
@@ -27,7 +27,7 @@ _LOOK_AT_MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class FairnessSettings:
-    """What may be changed while requests run."""
+    """Settings of fairness that may be changed while requests run."""
 
     # Whether an urgent request that finds no place takes that of a less urgent one.
     enable_preemption: bool = False
@@ -58,7 +58,7 @@ class FairnessSettings:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Who gives way, and where."""
+    """Requests that give way on a worker."""
 
     worker: WorkerSlots
     victims: list[Job]
@@ -87,7 +87,7 @@ class FairnessController:
         self._running[job.model].add(entry)
 
     def on_stopped(self, job: Job) -> None:
-        """It does not run any more; nothing if it did not."""
+        """Forget a request that does not run any more; nothing if it did not."""
         entry = self._entries.pop(job.arrival, None)
         if entry is not None:
             self._running[job.model].remove(entry)

@@ -31,7 +31,7 @@ class KillerImages:
         self._found.remember((model, image_id), (now, cause[:_MOST_CHARS]))
 
     def why_not(self, job: Job, now: float) -> InvalidArgument | None:
-        """Why no engine may have this job; None if one may."""
+        """Reason why no engine may have this job; None if one may."""
         for image in job.request.images:
             since_s, cause = self._found.get((job.model, image.id)) or (-_REMEMBERED_S, "")
             if now - since_s < _REMEMBERED_S:

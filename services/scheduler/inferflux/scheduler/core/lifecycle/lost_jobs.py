@@ -41,7 +41,8 @@ class LostJobs:
         self._missed.pop(attempt)
 
     def due(self, now: float) -> Iterator[Attempt]:
-        """Those to suspect now. They are suspected again after as long, if they are still reported."""
+        """Yield the attempts to suspect now. They are suspected again after as long, if they are still
+        reported."""
         while (oldest := self._missed.oldest()) and now - oldest[1][1] > _REPORTED_WITHIN_S:
             self._missed.pop(oldest[0])
         due = [attempt for attempt, (since_s, _) in self._missed.items() if now - since_s >= self._after_s]

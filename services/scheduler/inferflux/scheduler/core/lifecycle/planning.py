@@ -39,7 +39,7 @@ class InFlightBatch:
 
 @dataclass(slots=True)
 class Placed:
-    """What a plan has for one worker."""
+    """Jobs that a plan places on one worker, and the victims that make room there."""
 
     new: list[Job] = field(default_factory=list)
     resumed: list[Job] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Plan:
-    """What one look through a model's queue has come to so far."""
+    """Result so far of one pass through a model's queue."""
 
     queue: ModelQueue
     now: float
@@ -89,9 +89,9 @@ class Planner:
         return self._in_flight.pop(batch_id, None)
 
     def plan_model(self, model: str, now: float) -> list[Action]:
-        """In strict order: a job that fits nowhere now is waited for, or small ones would starve it, by all
-        workers that could take it. Each worker with a free slot offers the most urgent of what waits there;
-        it takes part in the order of the queue.
+        """Plan a model's queue in strict order: a job that fits nowhere now is waited for, or small ones
+        would starve it, by all workers that could take it. Each worker with a free slot offers the most
+        urgent of what waits there; it takes part in the order of the queue.
         """
         plan = Plan(self._state.queue.of(model), now)
         self._place_suspects(model, plan)
@@ -318,8 +318,8 @@ class Planner:
         job.waited_there_s = 0.0
 
     def _send(self, worker: WorkerSlots, placed: Placed, now: float) -> list[Action]:
-        """Who is descheduled travels with the first batch of those that take the slots, or ahead of those
-        that have to be read first."""
+        """Dispatch the jobs placed on a worker. A victim's deschedule travels with the first batch of those
+        that take the slots, or ahead of those that have to be read first."""
         out: list[Action] = []
         if not placed.new:
             out += [self._state.stop(worker, victim) for victim in placed.victims]

@@ -1,4 +1,4 @@
-"""Whether a request waits for the worker that has its prefix (pure).
+"""Decision that a request waits for the worker that has its prefix, or does not (pure).
 
 That worker has no room now, and another has. There the prefix would be computed once more, which delays the
 request and all that run there. Waiting delays the request alone. Both delays are estimated, by the tokens
@@ -19,8 +19,7 @@ _SMOOTHING = 0.1
 
 @dataclass(slots=True)
 class MeanService:
-    """What a request of a model takes, in the mean of the last ones: prompt tokens computed, and tokens
-    generated."""
+    """Mean cost of the last requests of a model: prompt tokens computed, and tokens generated."""
 
     computed: float = 0.0
     generated: float = 0.0
@@ -35,7 +34,7 @@ class MeanService:
 
 
 def worth_s(saved: int, holder: scheduler_pb2.WorkerStatus) -> float:
-    """How long computing `saved` prompt tokens takes; 0 while the worker has not measured its speed."""
+    """Seconds that computing `saved` prompt tokens takes; 0 while the worker has not measured its speed."""
     rate = holder.prefill_tokens_per_s
     return saved / rate if rate > 0 else 0.0
 
@@ -64,7 +63,7 @@ def longest_wait_s(
     ahead: int,
     delayed: int,
 ) -> float:
-    """How long a request waits for a worker without room, at most; 0 if it does not.
+    """Longest time that a request waits for a worker without room, in seconds; 0 if it does not.
 
     What has run before does not wait: its stream has stopped. Nor does what could miss its deadline by it.
 

@@ -1,4 +1,4 @@
-"""Where suspects run alone (pure).
+"""Choice of the workers on which suspects run alone (pure).
 
 On a worker where nothing runs. Mostly that is the one whose engine has just died and is starting again. If no
 worker is idle, and none is starting, one is reserved: what runs there is parked until the suspects are done.

@@ -29,7 +29,7 @@ _LANES_KEPT = 64
 
 
 class Pace:
-    """How fast jobs leave a queue while others wait.
+    """Rate at which jobs leave a queue while others wait.
 
     Slots become free several at a time, so jobs depart in bursts: a running mean of the gaps between them
     would say what came last, a gap or a burst. Instead time and departures have a sum each, which decays.
@@ -132,12 +132,12 @@ class ModelQueue:
 
     @property
     def demands(self) -> Collection[Demand]:
-        """Where requests may run: each once."""
+        """Demands that the waiting requests make on workers, each once."""
         return tuple(self._demands)
 
     @property
     def suspects(self) -> list[Job]:
-        """Those that wait to run alone, first come first."""
+        """Return the jobs that wait to run alone, first come first."""
         return sorted(self._suspects.order, key=lambda job: job.order)
 
     @property
@@ -180,7 +180,7 @@ class ModelQueue:
         return self.policy.first_of(jobs) if len(jobs) > 1 else next(iter(jobs), None)
 
     def lane_of(self, job: Job) -> Lane:
-        """Where it waits. Raises KeyError if it does not wait here."""
+        """Return the lane in which a job waits. Raises KeyError if it does not wait here."""
         return self._members[job]
 
     def move(self, job: Job) -> bool:
@@ -200,7 +200,7 @@ class ModelQueue:
         return tuple(self._waiting_for)
 
     def n_waiting_for(self, worker_id: str) -> int:
-        """How many requests wait for this worker alone."""
+        """Number of requests that wait for this worker alone."""
         lane = self._waiting_for.get(worker_id)
         return 0 if lane is None else len(lane.order)
 
@@ -225,17 +225,18 @@ class ModelQueue:
 
     @property
     def waiting_for_one(self) -> Iterator[Job]:
-        """Those that wait for one worker each."""
+        """Yield the jobs that wait for one worker each."""
         return (job for lane in self._waiting_for.values() for job in lane.order)
 
     def depart(self, job: Job, now: float) -> None:
-        """It is served. Raises KeyError if it does not wait here."""
+        """Remove a job that is served. Raises KeyError if it does not wait here."""
         self._members[job].order.discard(job)
         self._pace.depart(now)
         self._forget(job)
 
     def discard(self, job: Job) -> None:
-        """It does not wait any more, for another reason. Raises KeyError if it does not wait here."""
+        """Remove a job that does not wait any more for another reason. Raises KeyError if it does not wait
+        here."""
         self._members[job].order.discard(job)
         self._forget(job)
 
@@ -266,7 +267,7 @@ class ModelQueue:
                 lane.order.put_back(job)
 
     def position(self, job: Job) -> int:
-        """How many are served before it, as if all lanes were one. Raises KeyError if it is not here."""
+        """Number of jobs served before it, as if all lanes were one. Raises KeyError if it is not here."""
         lane = self._members[job]
         others = (*self._lanes.values(), *self._waiting_for.values())
         lanes = [lane] if lane is self._suspects else others
@@ -278,11 +279,11 @@ class ModelQueue:
         return Outlook(position, (position + 1) * self._pace.interval_s)
 
     def certain_wait_s(self, job: Job) -> float:
-        """As much of the expected wait as is certain enough to refuse a job for."""
+        """Part of the expected wait, in seconds, that is certain enough to refuse a job for."""
         return min(self.outlook(job).expected_wait_s, self._pace.foresight_s)
 
     def oldest_enqueued_s(self) -> float | None:
-        """When the longest waiting job was enqueued."""
+        """Time at which the longest waiting job was enqueued."""
         while self._oldest and self._oldest[0][2] not in self._members:
             heappop(self._oldest)
         return self._oldest[0][0] if self._oldest else None
@@ -335,14 +336,14 @@ class Queue:
         self.models[job.model].discard(job)
 
     def take_place(self, job: Job) -> None:
-        """It has a place on a worker, if it had none."""
+        """Count a place on a worker for a job that had none."""
         if not job.has_place:
             job.has_place = True
             self._running_of(job.model).add(job)
             self._on_running(job)
 
     def give_place_back(self, job: Job) -> None:
-        """It has no place, if it had one."""
+        """Count the place of a job as free, if it had one."""
         if job.has_place:
             job.has_place = False
             self._running_of(job.model).remove(job)

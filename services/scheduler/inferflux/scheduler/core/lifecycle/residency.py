@@ -1,4 +1,4 @@
-"""Which models are loaded where (pure).
+"""Choice of the models that each host loads (pure).
 
 A model that requests wait for, and that a host knows, is loaded: where there is room; else where models that
 are not used make room, the one used longest ago first; else, once its requests have waited for a
@@ -132,7 +132,8 @@ class Residency:
             host.blocked_until_s[name] = now + _BLOCKED_S
 
     def decide(self, now: float) -> list[Action]:
-        """What hosts are to load and to unload now, and which requests no host can serve."""
+        """Return the commands to load and unload models now, and the ends of requests that no host can
+        serve."""
         if not len(self.hosts):
             return []
         out: list[Action] = []
@@ -171,7 +172,7 @@ class Residency:
         return sorted(found, key=lambda w: (key(w.first), w.first.arrival))
 
     def _serve(self, wanted: _Wanted, now: float) -> list[Action]:
-        """What brings a wanted model nearer to being served."""
+        """Return the actions that bring a wanted model nearer to being served."""
         hosts = self.hosts.knowing(wanted.model, *wanted.demand)
         if any(_is_coming(host, wanted.model, now) for host in hosts):
             return []
@@ -324,7 +325,7 @@ class Residency:
         return is_there and not is_paused and now >= host.blocked_until_s.get(model, 0.0)
 
     def _why_hopeless(self, wanted: _Wanted, hosts: Collection[HostView], now: float) -> str:
-        """Why none of the hosts that know a model can load it; "" if one may."""
+        """Reason why none of the hosts that know a model can load it; "" if one may."""
         why = ""
         for host in hosts:
             needs, room = host.models[wanted.model].needs_bytes, host.status.memory_bytes

@@ -98,7 +98,7 @@ class SchedulerState:
         return self._handled
 
     def handle(self, job: Job | None) -> None:
-        """From now on this job is being handled; None: no job is."""
+        """Set the job that is being handled from now on; None: no job is."""
         self._handled = job
 
     @property
@@ -181,7 +181,7 @@ class SchedulerState:
         return actions.ReadReplay(job.key, job.read_id, None if job.terminal_event else job.request)
 
     def leave_queue(self, job: Job) -> None:
-        """It does not wait any more, if it did."""
+        """Take a job out of the queue, if it is in it."""
         if job.is_queued:
             self.announcements.forget(job)
             self.queue.discard(job)
@@ -213,12 +213,12 @@ class SchedulerState:
         return [actions.Yielded(job.key, job.handle, worker.worker_id, reason)]
 
     def deschedule(self, worker: WorkerSlots, job: Job, now: float) -> None:
-        """From now on it waits to resume on its worker."""
+        """Let a job wait to resume on its worker from now on."""
         job.parked_s = now
         self.wait_to_resume(worker, job)
 
     def wait_to_resume(self, worker: WorkerSlots, job: Job) -> None:
-        """It waits, or waits on, to resume on its worker."""
+        """Let a job wait, or go on waiting, to resume on its worker."""
         worker.deschedule(job.key)
         self.fairness.on_stopped(job)
         self.queue.give_place_back(job)
@@ -232,7 +232,7 @@ class SchedulerState:
         return self.command(worker.worker_id, command)
 
     def put_back(self, job: Job, now: float) -> list[Action]:
-        """To the queue again; no worker has it, so its epoch stands."""
+        """Put a job into the queue again; no worker has it, so its epoch stands."""
         self.release(job)
         if job.is_cancelled:
             return self.finish(job, outcomes.cancelled(job, now))
@@ -287,7 +287,7 @@ class SchedulerState:
     def _terminal_event_after(
         self, job: Job, reason: RequeueReason, blame: Blame, now: float
     ) -> TerminalEvent | None:
-        """Why a lost job is not to be tried again."""
+        """Terminal event of a lost job that is not to be tried again; None if it is."""
         if job.is_cancelled:
             return outcomes.cancelled(job, now)
         if blame is Blame.CONVICTED:

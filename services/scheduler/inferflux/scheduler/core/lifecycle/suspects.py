@@ -1,4 +1,4 @@
-"""Which request killed an engine (pure).
+"""Search for the request that killed an engine (pure).
 
 An engine that dies says nothing about which of its requests is to blame. All that ran are suspects. A suspect
 is retried alone on a worker, for a few tokens past the point it had reached: its probation.
@@ -30,7 +30,7 @@ _WORKER_DEATHS_TO_SUSPECT = 2
 
 
 class Blame(Enum):
-    """What a loss says about a request."""
+    """Blame that a loss puts on a request."""
 
     NONE = "none"
     SUSPECT = "suspect"
@@ -49,7 +49,7 @@ def has_passed(job: Job) -> bool:
 
 
 def blame_for_worker(job: Job, worker: WorkerSlots, reason: RequeueReason) -> Blame:
-    """What the loss of a whole worker says about one of its requests. The death is counted."""
+    """Blame of one request for the loss of its whole worker. The death is counted."""
     if reason not in (RequeueReason.WORKER_DEAD, RequeueReason.WORKER_RESTARTED) or not _may_have_run(
         job, worker
     ):
@@ -59,7 +59,7 @@ def blame_for_worker(job: Job, worker: WorkerSlots, reason: RequeueReason) -> Bl
 
 
 def blame_for_engine(job: Job, worker: WorkerSlots, *, was_alone: bool, limits: Limits) -> Blame:
-    """What the death of an engine says about one of its requests. The death is counted.
+    """Blame of one request for the death of its engine. The death is counted.
 
     Args:
         was_alone: whether no other request may have run.

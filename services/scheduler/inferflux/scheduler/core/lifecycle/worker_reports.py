@@ -1,4 +1,4 @@
-"""What workers report, and what follows from it (pure)."""
+"""Reports of workers, and the actions that follow from them (pure)."""
 
 from __future__ import annotations
 

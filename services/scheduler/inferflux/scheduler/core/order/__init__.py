@@ -1,1 +1,1 @@
-"""Which waiting request is next, and what each tenant was served (pure)."""
+"""Order of the waiting requests, and the service that each tenant has had (pure)."""

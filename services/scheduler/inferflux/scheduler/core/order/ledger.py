@@ -1,4 +1,4 @@
-"""What each tenant has been served, of all models together (pure).
+"""Ledger of the service that each tenant has had, of all models together (pure).
 
 The counters of `TenantShares`. A leader writes them down now and then, and the next leader reads them.
 """
@@ -31,11 +31,12 @@ class Ledger:
         self.served: dict[str, float] = {}
 
     def enter(self, tenant: str, queue: TenantShares) -> None:
-        """It has requests waiting in a queue, and had none there."""
+        """Count a queue in which a tenant has requests waiting, and had none."""
         self._waiting.setdefault(tenant, []).append(queue)
 
     def leave(self, tenant: str, queue: TenantShares) -> None:
-        """It has none waiting there any more. Raises KeyError or ValueError if it had none before."""
+        """Count a queue less in which a tenant has requests waiting. Raises KeyError or ValueError if it had
+        none before."""
         queues = self._waiting[tenant]
         queues.remove(queue)
         if not queues:
@@ -55,7 +56,8 @@ class Ledger:
             self.served = self.most_served()
 
     def most_served(self) -> dict[str, float]:
-        """What the tenants were served here that were served most. The others may begin anew from 0."""
+        """Service, in weighted tokens, of the tenants that were served most here. The others may begin anew
+        from 0."""
         most = sorted(self.served.items(), key=lambda entry: -entry[1])[:MOST_TENANTS]
         return dict(most)
 
@@ -76,8 +78,8 @@ class Ledger:
         return tenant in self._waiting
 
     def encode(self) -> bytes:
-        """What is written down: how much more each tenant was served than the least served of those that have
-        requests waiting. Idle tenants have no credit."""
+        """Return the JSON that is written down: how much more each tenant was served than the least served of
+        those that have requests waiting. Idle tenants have no credit."""
         floor = self._floor()
         most = sorted(self.counters.items(), key=lambda entry: -entry[1])[:MOST_TENANTS]
         return json.dumps({tenant: round(max(0.0, counter - floor), 3) for tenant, counter in most}).encode()

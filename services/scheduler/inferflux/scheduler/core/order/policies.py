@@ -102,7 +102,7 @@ class Sjf(Ranked):
 
 
 def work(job: Job) -> float:
-    """What is left to do for a job, in tokens to generate."""
+    """Return the work that is left for a job, in tokens to generate."""
     computed = max(job.seen_computed, job.most_cached)
     to_prefill = max(0, job.prompt_tokens + job.generated_tokens - computed)
     to_generate = max(0, (job.max_tokens or _MAX_TOKENS_UNSET) - job.known_tokens)
@@ -132,7 +132,7 @@ class Fair(Policy):
             yield from jobs
 
     def urgency_key(self, job: Job) -> float:
-        """What its tenant has been served, so that workers go by the order in which places were given."""
+        """Service that its tenant has had, so that workers go by the order in which places were given."""
         return self._shares.counter(job.key.tenant)
 
     def precedes(self, job: Job, running: Job) -> bool:
@@ -174,8 +174,8 @@ class Fair(Policy):
             self._shares.leave(tenant)
 
     def position(self, job: Job) -> int:
-        """As if all jobs cost the same and tenants were served in turn by weight from now on: those of its
-        own tenant before it, as many of others as are served meanwhile, and one of each tenant served
+        """Position as if all jobs cost the same and tenants were served in turn by weight from now on: those
+        of its own tenant before it, as many of others as are served meanwhile, and one of each tenant served
         before it; never more than there are."""
         tenant = job.key.tenant
         own = self._tenants.get(tenant, Priority(self._aging_s))

@@ -1,4 +1,4 @@
-"""Which request is next: the order of one model's requests, behind one small interface (pure).
+"""Choice of the next request: the order of one model's requests, behind one small interface (pure).
 
 A policy decides the order of the queue, and with `urgency_key` and `precedes` everything that follows from
 urgency on the workers: which request is preempted, whose prompt is computed first, and whose KV cells are
@@ -36,7 +36,7 @@ class Policy(Protocol):
     def push(self, job: Job) -> None: ...
     def first(self) -> Job | None: ...
     def first_of(self, jobs: Sequence[Job]) -> Job:
-        """Which of these is to be served first: the firsts of several queues of this policy."""
+        """Return the one of these jobs to serve first: the firsts of several queues of this policy."""
         ...
 
     def discard(self, job: Job) -> None:
@@ -48,7 +48,7 @@ class Policy(Protocol):
         self.push(job)
 
     def position(self, job: Job) -> int:
-        """How many of those that wait here would be served before it if no more came, whether it waits
+        """Number of the jobs waiting here that would be served before it if no more came, whether it waits
         here or not; an estimate where that depends on how much they get."""
         ...
 

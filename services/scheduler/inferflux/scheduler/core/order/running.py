@@ -39,7 +39,7 @@ class Running:
 
     @property
     def total(self) -> int:
-        """Of all tenants."""
+        """Running requests of all tenants."""
         return self._total
 
     @property
@@ -62,7 +62,7 @@ class Running:
 
     @property
     def may_yield(self) -> int:
-        """How many of the requests that are not urgent may give way to urgent ones."""
+        """Number of the requests that are not urgent and may give way to urgent ones."""
         return max(0, len(self._ordinary) - self.guaranteed)
 
     def is_ordinary(self, job: Job) -> bool:

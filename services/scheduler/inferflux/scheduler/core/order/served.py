@@ -1,4 +1,4 @@
-"""What leaders of other partitions have served tenants since it was last counted here (pure).
+"""Service that leaders of other partitions have given tenants since it was last counted here (pure).
 
 A leader publishes sums that only grow, from 0 at the beginning of its term. So a message that is lost or
 repeated changes nothing in the end: the next one has it all. Messages of one leader come in their order.

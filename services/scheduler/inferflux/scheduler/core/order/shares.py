@@ -1,4 +1,4 @@
-"""How much each tenant has been served, and which is served next (pure).
+"""Fair shares: the service that each tenant has had, and the tenant that is next (pure).
 
 The virtual token counters of "Fairness in Serving Large Language Models" (Sheng et al., OSDI '24): a tenant's
 counter rises with the tokens that are computed for it, divided by its weight, and the next request is one of
@@ -22,7 +22,8 @@ _MOST_IDLE = 1024
 
 
 class Floor:
-    """What the lanes of one model's queue share: the smallest counter of the tenants that wait in any."""
+    """Floor shared by the lanes of one model's queue: the smallest counter of the tenants that wait in
+    any."""
 
     def __init__(self) -> None:
         self._lanes: WeakSet[TenantShares] = WeakSet()
@@ -82,13 +83,14 @@ class TenantShares:
         return self._weights.get(tenant, 1.0)
 
     def counter(self, tenant: str) -> float:
-        """What it has been charged, and lifted by; weighted tokens. One not known stands at the floor."""
+        """Service that a tenant was charged, and lifted by, in weighted tokens. A tenant not known stands at
+        the floor."""
         counter = self._counters.get(tenant)
         return self.floor if counter is None else counter
 
     @property
     def floor(self) -> float:
-        """What a tenant is lifted to when it becomes active."""
+        """Counter to which a tenant is lifted when it becomes active."""
         least = self._floor.counter()
         return self._counters.get(self._floor.last_left, 0.0) if least is None else least
 
@@ -99,7 +101,8 @@ class TenantShares:
         return self._order.first()[0] if self._entries else None
 
     def enter(self, tenant: str, *, is_lifted: bool = True) -> None:
-        """It has requests waiting, and had none; not lifted if it never ceased to want to be served."""
+        """Add a tenant that has requests waiting, and had none; it is not lifted if it never ceased to want
+        to be served."""
         counter = self.counter(tenant)
         was_idle = not (self._ledger.is_active(tenant) or self._ledger.take_restored(tenant))
         self._ledger.set(tenant, max(counter, self.floor) if is_lifted and was_idle else counter)
@@ -109,7 +112,7 @@ class TenantShares:
         self._ledger.enter(tenant, self)
 
     def leave(self, tenant: str) -> None:
-        """It has no request waiting any more. Raises KeyError if it had none before."""
+        """Remove a tenant that has no request waiting any more. Raises KeyError if it had none before."""
         self._order.remove(self._entries.pop(tenant))
         self._changed.pop(tenant, None)
         self._ledger.leave(tenant, self)
@@ -137,7 +140,7 @@ class TenantShares:
         return self._order.first()[2] if self._entries else None
 
     def position(self, tenant: str) -> int:
-        """How many active tenants have been served less than it, or as much and earlier."""
+        """Number of active tenants that have been served less than it, or as much and earlier."""
         self._sort_changed()
         as_newcomer = (self.counter(tenant), self._serial + 1, tenant)
         return self._order.position(self._entries.get(tenant, as_newcomer))

@@ -108,7 +108,8 @@ class SharedPriority(Policy):
         self.on_running(tenant)
 
     def position(self, job: Job) -> int:
-        """As if tenants were served in turn from now on, but never more than are before it in order."""
+        """Position as if tenants were served in turn from now on, but never more than are before it in
+        order."""
         own = self._tenants.get(job.key.tenant)
         if own is None:
             return min(self._all.position(job), len(self._tenants))

@@ -95,7 +95,7 @@ class UrgentFirst(Policy):
         self._waiting_urgent.discard(job)
 
     def position(self, job: Job) -> int:
-        """As if all urgent requests were served before the others."""
+        """Position as if all urgent requests were served before the others."""
         if self._is_urgent(job):
             return self._urgent.position(job)
         return len(self._urgent) + self._ordinary.position(job)

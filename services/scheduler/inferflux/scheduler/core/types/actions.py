@@ -1,4 +1,4 @@
-"""What the core decides, for the I/O edge to do in this order (pure).
+"""Decisions of the core, which the I/O edge carries out in this order (pure).
 
 Actions from `CountUnread` on change nothing: they are counted, logged and traced.
 """
@@ -17,7 +17,7 @@ V = TypeVar("V", bound=int)
 
 
 def reason_of(name: Callable[[V], str], value: V, *, prefix: str) -> str:
-    """What an enum's value is called in an action: `unknown` if a worker of a later version said it."""
+    """Name of an enum's value in an action: `unknown` if a worker of a later version said it."""
     try:
         return name(value).removeprefix(prefix).lower()
     except ValueError:

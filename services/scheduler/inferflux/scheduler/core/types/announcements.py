@@ -1,4 +1,4 @@
-"""When a job that waits is told its position and expected wait again (pure).
+"""Times at which a waiting job is told its position and expected wait again (pure).
 
 A look at a job costs a lookup in the queue, and most looks find nothing new. So a job is looked at again only
 when about a quarter of its expected wait has passed, which is soon for those near the front and rare far
@@ -25,14 +25,15 @@ _SKIPPED_PER_LOOK = 16
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a waiting job is told."""
+    """Position and expected wait that a waiting job is told."""
 
     # How many are served before it.
     position: int
     expected_wait_s: float
 
     def differs_much_from(self, told: Outlook) -> bool:
-        """By half of what was told or more, in position, or in a wait that changed by a second at least."""
+        """True if it differs by half of what was told or more, in position, or in a wait that changed by a
+        second at least."""
         moved = abs(self.position - told.position)
         shifted_s = abs(self.expected_wait_s - told.expected_wait_s)
         has_moved = moved > 0 and moved >= _MUCH * told.position
@@ -48,7 +49,7 @@ class _Told:
 
 
 class Announcements:
-    """What each waiting job was told last.
+    """Outlook that each waiting job was told last.
 
     Args:
         looks_per_call: jobs that one call of `due` looks at, at most.
@@ -66,13 +67,14 @@ class Announcements:
         return len(self._told)
 
     def tell(self, job: Job, outlook: Outlook, now: float) -> None:
-        """It is told so now; from now on, it is looked at again."""
+        """Note what a job is told now; from now on, it is looked at again."""
         told = _Told(job, outlook, 0)
         self._told[job.key] = told
         self._look_later(told, now)
 
     def forget(self, job: Job) -> None:
-        """It does not wait any more. Without this, it is found out when it would be looked at."""
+        """Forget a job that does not wait any more. Without this, it is found out when it would be looked
+        at."""
         told = self._told.get(job.key)
         if told is not None and told.job is job:
             del self._told[job.key]

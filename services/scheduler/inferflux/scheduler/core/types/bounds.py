@@ -1,4 +1,4 @@
-"""How many jobs may wait, in all and of one tenant (pure).
+"""Bounds of the jobs that may wait, in all and of one tenant (pure).
 
 Only jobs that are new are held against the bounds. What has been admitted stays: a job that comes back to the
 queue counts, but is never refused, and neither is one that an earlier scheduler admitted.
@@ -19,14 +19,15 @@ _MOST_DELAY_S = 30.0
 
 
 class Full(Enum):
-    """Which bound is reached."""
+    """Bound that is reached."""
 
     QUEUE = "QUEUE_FULL"
     TENANT = "TENANT_QUEUE_FULL"
 
 
 class Waiting:
-    """How many jobs wait now, in all and by tenant. The queue itself counts, so that it cannot be wrong."""
+    """Number of jobs that wait now, in all and by tenant. The queue itself counts, so that it cannot be
+    wrong."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -109,5 +110,6 @@ def full(why: Full, tenant: str, waiting: Waiting, departure_interval_s: float) 
 
 
 def retry_delay_s(n_waiting: int, departure_interval_s: float) -> float:
-    """When to try again: once a tenth of those that wait are likely to be gone; 1 to 30 seconds."""
+    """Seconds until a client should try again: once a tenth of those that wait are likely to be gone; 1 to 30
+    seconds."""
     return min(_MOST_DELAY_S, max(_LEAST_DELAY_S, n_waiting / 10 * departure_interval_s))

@@ -41,7 +41,7 @@ class RequestKey(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """Where requests for a model may run.
+    """Pools and model file that a request's workers must have.
 
     Attributes:
         pools: on workers of these; empty: on all.
@@ -74,7 +74,7 @@ class JobState(Enum):
 
 
 class RequeueReason(Enum):
-    """Why a worker does not have a request any more, or may not have it."""
+    """Reason why a worker does not have a request any more, or may not have it."""
 
     WORKER_DEAD = "worker_dead"
     WORKER_RESTARTED = "worker_restarted"
@@ -197,7 +197,7 @@ class Job:
 
     @property
     def demand(self) -> Demand:
-        """Where it may run."""
+        """Demand that the request makes on its workers."""
         return Demand(tuple(self.request.worker_pools), self.request.model_digest)
 
     @property
@@ -221,7 +221,7 @@ class Job:
 
     @property
     def adapter_digest(self) -> str:
-        """Of the model's adapter that answers; empty: none."""
+        """Digest of the model's adapter that answers; empty: none."""
         return self.request.adapter_digest
 
     @property
@@ -231,7 +231,7 @@ class Job:
 
     @property
     def zone(self) -> str:
-        """Where its readers are; empty: not known."""
+        """Zone of its readers; empty: not known."""
         return self.request.zone
 
     def is_far_from(self, zone: str) -> bool:
@@ -244,7 +244,7 @@ class Job:
 
     @property
     def generated_tokens(self) -> int:
-        """Those that go along when it is dispatched anew."""
+        """Number of generated tokens that go along when it is dispatched anew."""
         return len(self.request.generated_token_ids)
 
     @property
@@ -279,7 +279,8 @@ class Job:
         return self.worker_id == worker_id and self.epoch == epoch
 
     def next_epoch(self) -> None:
-        """What any worker still does for it no longer counts; what it emitted must be read."""
+        """Begin the next epoch: work that any worker still does for it no longer counts; the chunks it
+        emitted must be read."""
         self.epoch = epochs.after(self.epoch)
         self.is_resuming = False
         self.seen_tokens = self.seen_computed = 0

@@ -1,4 +1,4 @@
-"""What is remembered for a while (pure)."""
+"""Memory of entries that are kept for a while (pure)."""
 
 from __future__ import annotations
 

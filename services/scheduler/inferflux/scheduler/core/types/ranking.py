@@ -56,7 +56,7 @@ class Ranking(Generic[T]):
             del self._chunks[at], self._highest[at]
 
     def position(self, item: T) -> int:
-        """How many are smaller than `item`, which need not be in it."""
+        """Number of items that are smaller than `item`, which need not be in it."""
         at = bisect_left(self._highest, item)
         index = bisect_left(self._chunks[at], item) if at < len(self._chunks) else 0
         return sum(map(len, self._chunks[:at])) + index

@@ -1,4 +1,4 @@
-"""Which gateways have readers of a request, and when it ends for the lack of one (pure).
+"""Gateways that have readers of a request, and the time at which it ends for the lack of one (pure).
 
 Gateways report once a second what they relay to clients, and say when the last reader of a request has left.
 A request outlives its last reader by its resume window. A gateway that stops reporting may have been killed,
@@ -49,7 +49,7 @@ class Readers:
 
     @classmethod
     def of_new(cls, job: Job, unread_limit_s: float, now: float) -> Readers:
-        """Those of a request that just came: its gateway has not reported it yet."""
+        """Readers of a request that just came: its gateway has not reported it yet."""
         window_s = job.request.resume_window_s
         limit_s = max(window_s, unread_limit_s) if unread_limit_s else math.inf
         patience_s = min(limit_s, max(window_s, _INHERITED_LIMIT_S)) if job.is_inherited else limit_s
@@ -57,7 +57,7 @@ class Readers:
 
     @property
     def ends_s(self) -> float:
-        """When the request ends unless a reader is reported."""
+        """Time at which the request ends unless a reader is reported."""
         last_s = max(self.reported_s.values(), default=-math.inf)
         return max(self.unread_s + self.patience_s, last_s + self.unreported_limit_s)
 

@@ -1,4 +1,4 @@
-"""What a request's readers have been given, put together from its chunks (pure)."""
+"""Tokens that a request's readers have been given, put together from its chunks (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker was given, and what it reports of that (pure).
+"""Requests that a worker was given, and its reports of them (pure).
 
 Each run of a request has a number. A worker ignores messages of earlier runs, and its reports name the run
 they are of. So table and worker agree on what a report says, whatever was lost or came late.
@@ -18,7 +18,7 @@ from inferflux.v1 import scheduler_pb2
 
 
 class Residence(Enum):
-    """Where a worker says a resident request is."""
+    """Place of a resident request, as its worker reports it."""
 
     # The worker has it, and its engine has not reported it yet.
     UNKNOWN = scheduler_pb2.RESIDENCE_UNSPECIFIED
@@ -92,7 +92,7 @@ class UnownedRequest:
 
 @dataclass(slots=True)
 class Reconciled:
-    """What a heartbeat says beyond what the table knew."""
+    """News of a heartbeat, beyond what the table knew."""
 
     # Known to be there, though the worker's answer to the batch may not have come yet.
     confirmed: list[Assignment] = field(default_factory=list)

@@ -12,7 +12,7 @@ from .slots import WorkerSlots
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """How far a worker is; drained is one that has nothing and takes nothing."""
+    """Progress of a worker's drain; drained is one that has nothing and takes nothing."""
 
     residents: int
     is_drained: bool
@@ -20,7 +20,7 @@ class DrainProgress:
 
 
 class Drains:
-    """Which workers are to be drained, and when what they have left goes to others.
+    """Workers that are to be drained, and the times at which their remaining requests go to others.
 
     A worker that was told says so with every heartbeat, so a scheduler that comes later knows as well; only
     the time of the handing over is then forgotten.

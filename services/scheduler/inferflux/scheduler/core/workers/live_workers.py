@@ -22,6 +22,7 @@ class LiveWorkers:
             del self._seen[worker_id]
 
     def live(self, now: float, dead_after_s: float) -> set[str]:
-        """Those whose last heartbeat is less than `dead_after_s` seconds old; the others are forgotten."""
+        """Return the workers whose last heartbeat is less than `dead_after_s` seconds old; the others are
+        forgotten."""
         self._seen = {w: seen for w, seen in self._seen.items() if now - seen[1] < dead_after_s}
         return set(self._seen)

@@ -1,4 +1,4 @@
-"""Which worker takes a request (pure).
+"""Placement: the choice of the worker that takes a request (pure).
 
 Among the workers that have the model, are ready, may run one more and have the KV cells, the one whose
 running requests hold the fewest tokens. Prompt tokens that a worker has cached count against that load: one
@@ -32,7 +32,7 @@ from .slots import Start, WorkerSlots
 
 
 class Size(NamedTuple):
-    """What one worker could run, all of its size could."""
+    """Size of a worker: a request that one could run, all of its size could."""
 
     context_length: int
     kv_cells: int
@@ -161,7 +161,7 @@ class _ModelIndex:
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """As what a worker was sorted in.
+    """Key that a worker was sorted by.
 
     Attributes:
         sizes: by model.
@@ -241,7 +241,7 @@ class Placement:
                     del index.open[size]
 
     def slots_of(self, model: str) -> int:
-        """How many requests of a model may run at once, on all workers that are ready."""
+        """Number of requests of a model that may run at once, on all workers that are ready."""
         return self._of(model).slots
 
     def sizes(self, model: str) -> Collection[Size]:
@@ -268,7 +268,7 @@ class Placement:
         return list(self._of(model).waiting.values())
 
     def resumable(self, model: str) -> list[WorkerSlots]:
-        """Those of them that have a free slot."""
+        """Return the workers with requests waiting to resume that have a free slot."""
         return list(self._of(model).resumable.values())
 
     def choose(self, job: Job, but: Collection[Size] = ()) -> WorkerSlots | None:
@@ -344,7 +344,7 @@ class Placement:
         return bool(self._of(model).open)
 
     def why_never(self, job: Job) -> InvalidArgument | None:
-        """Why no live worker could take the job even if it were empty; None if one could, or may."""
+        """Reason why no live worker could take the job even if it were empty; None if one could, or may."""
         # Asked for each job: with hundreds of workers there are few sizes.
         if any(fits_size(job, size) for size in self._of(job.model).sizes):
             return None

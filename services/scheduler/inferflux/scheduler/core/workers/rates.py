@@ -1,4 +1,4 @@
-"""How fast a model's workers are, as they measure it, and which deadlines that puts out of reach (pure)."""
+"""Speeds of a model's workers, as they measure them, and the deadlines that are out of their reach (pure)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelRates:
                     self._fastest[model] = max(self._fastest[model], worker.best_prefill)
 
     def remove(self, worker_id: str) -> None:
-        """It does not live any more, or never did."""
+        """Remove a worker that does not live any more, or never did."""
         worker = self._workers.pop(worker_id, None)
         for model in worker.models if worker is not None else ():
             self._fastest.pop(model, None)
@@ -68,7 +68,7 @@ class ModelRates:
                 del self._of_model[model]
 
     def total(self, model: str) -> Rates:
-        """Of the model's workers together, as they last said; what is not known counts as 0."""
+        """Rates of the model's workers together, as last reported; a rate that is not known counts as 0."""
         workers = [worker.now for worker in self._of_model.get(model, {}).values()]
         return Rates(prefill=sum(r.prefill for r in workers), decode=sum(r.decode for r in workers))
 

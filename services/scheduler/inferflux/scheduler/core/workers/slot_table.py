@@ -11,7 +11,7 @@ from .slots import WorkerSlots
 
 
 class Listener(Protocol):
-    """Is told of every change of the table."""
+    """Listener that is told of every change of the table."""
 
     def changed(self, worker: WorkerSlots) -> None: ...
 

@@ -22,7 +22,7 @@ _UP = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
 
 
 class Start(Enum):
-    """How a request starts to run on a worker."""
+    """Kind of start of a request on a worker."""
 
     # It comes from the queue.
     NEW = auto()
@@ -93,7 +93,7 @@ class WorkerSlots:
 
     @property
     def free_slots(self) -> int:
-        """How many more requests may run."""
+        """Number of requests that may run in addition."""
         return max(0, min(len(self._free), self.slots - self.n_running))
 
     def admits(self, start: Start) -> bool:
@@ -114,7 +114,7 @@ class WorkerSlots:
 
     @property
     def waiting(self) -> list[Assignment]:
-        """What waits to resume here."""
+        """Return the assignments that wait to resume here."""
         return [a for a in self.assignments.values() if not a.is_running]
 
     @property
