@@ -44,7 +44,7 @@ class Embedder:
         self._has_news = False
 
     def idle_s(self) -> float | None:
-        """How long nothing is to be done unless a command comes; None: for ever."""
+        """Seconds for which nothing is to be done unless a command comes; None: for ever."""
         if self._running:
             return 0.0
         deadline = min((job.deadline_s for job in self._jobs.values()), default=math.inf)
@@ -133,7 +133,7 @@ class Embedder:
         self._has_news = True
 
     def take_report(self) -> engine_pb2.EngineReport | None:
-        """What is to be told since the last call, if anything."""
+        """Return the report of what happened since the last call; None if nothing did."""
         if not self._has_news:
             return None
         report, self._report = self._report, engine_pb2.StepReport()

@@ -54,7 +54,7 @@ class Job:
 
     @property
     def n_tokens(self) -> int:
-        """Of all texts."""
+        """Number of tokens of all texts."""
         return sum(text.size for text in self.texts)
 
     @property
@@ -65,7 +65,7 @@ class Job:
     def residence(
         self, reason: scheduler_pb2.YieldReason.ValueType = scheduler_pb2.YIELD_REASON_UNSPECIFIED
     ) -> engine_pb2.EngineResidence:
-        """Where it is now, and why it does not run."""
+        """Return its residence now, and the reason why it does not run."""
         is_running = self.slot is not None
         return engine_pb2.EngineResidence(
             key=self.key,
@@ -101,7 +101,7 @@ class Job:
         return chunk
 
     def ended(self, outcome: str) -> engine_pb2.EngineFinished:
-        """What the worker learns of its end."""
+        """Return the message that tells the worker of its end."""
         return engine_pb2.EngineFinished(
             key=self.key, epoch=self.epoch, outcome=outcome, prompt_tokens=self.n_computed
         )

@@ -1,4 +1,4 @@
-"""Which texts go into the next step (pure)."""
+"""Planning of a step: the texts that it computes (pure)."""
 
 from __future__ import annotations
 

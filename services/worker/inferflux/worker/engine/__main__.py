@@ -71,7 +71,7 @@ class Inbox:
         yield from self._worker.arrived(wait_s)
 
     def arrived(self) -> list[engine_pb2.EngineCommand]:
-        """What has arrived since the last look; `take` gives it as well."""
+        """Return the commands that have arrived since the last look; `take` gives them as well."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return []

@@ -55,7 +55,7 @@ class Constraint(Masking, Protocol):
 
     @property
     def error(self) -> str:
-        """Why it cannot be kept to; "" while it can."""
+        """Reason why it cannot be kept to; "" while it can."""
 
     @property
     def is_over(self) -> bool:
@@ -71,7 +71,7 @@ class Constraint(Masking, Protocol):
         """Check a complete answer: see `AnswerChecks.begin`. None: it is what was asked for."""
 
     def close(self) -> None:
-        """It is not needed any more."""
+        """Release it: it is not needed any more."""
 
 
 class CompiledConstraint:
@@ -100,7 +100,7 @@ class CompiledConstraint:
         return self._matcher is not None
 
     def settle(self, now_s: float) -> bool:
-        """True if it is compiled by now, or has failed."""
+        """Return whether it is compiled by now, or has failed."""
         if self._compiling.done():
             try:
                 self._compiled, self._matcher = self._compiling.result()
@@ -190,7 +190,7 @@ class Constraints:
         self.why_not = self._try() if why_not is None else why_not
 
     def _try(self) -> str:
-        """Why answers cannot be constrained; "" if they can."""
+        """Reason why answers cannot be constrained; "" if they can."""
         try:
             self._compiler.read_vocabulary()
         except ConstraintError as error:

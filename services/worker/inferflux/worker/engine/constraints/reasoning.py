@@ -1,4 +1,4 @@
-"""How many of an answer's tokens are its reasoning, and which close it when it may have no more (pure)."""
+"""Budget of reasoning tokens in an answer, and the tokens that close the reasoning at its limit (pure)."""
 
 from __future__ import annotations
 

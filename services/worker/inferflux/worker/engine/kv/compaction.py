@@ -1,4 +1,4 @@
-"""When filled KV cells are moved down, so that no hole is left between them (pure).
+"""Compaction: the times at which filled KV cells are moved down, so that no hole is left between them (pure).
 
 A step goes through all cells up to the highest filled one. So holes below it cost time in every step, and a
 move costs time once. What holes have cost since the last move is added up. When the sum reaches what a move
@@ -46,7 +46,7 @@ class Compaction:
         self._lost_s = 0.0
 
     def is_due(self, rows: int, *, width: int, used: int) -> bool:
-        """Whether to move now, after a step that decoded `rows` tokens.
+        """True if cells are to be moved now, after a step that decoded `rows` tokens.
 
         Args:
             width: cells up to the highest that may be filled.

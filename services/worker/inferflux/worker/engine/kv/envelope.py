@@ -47,7 +47,7 @@ _MOST_HEADER_BYTES = 1 << 26
 
 
 class Refusal(Enum):
-    """Why an envelope is not opened."""
+    """Reason why an envelope is not opened."""
 
     UNKNOWN = "not an envelope"
     VERSION = "another version"
@@ -66,7 +66,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What has to be the same wherever a state is used.
+    """Identity of model and context that has to be the same wherever a state is used.
 
     Attributes:
         model: digest of the model file.
@@ -95,7 +95,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What an envelope says of its payload.
+    """Description of its payload in an envelope.
 
     Attributes:
         scope: the cache scope of requests that may use it.
@@ -114,7 +114,7 @@ class Header:
 
     @property
     def n_bytes(self) -> int:
-        """Of the whole envelope."""
+        """Bytes of the whole envelope."""
         return self.payload_at + self.payload_bytes
 
 
@@ -162,7 +162,7 @@ def blank(
 
 
 def header_bytes(prelude: bytes | memoryview) -> int:
-    """Where the payload begins in the envelope that begins with `prelude`.
+    """Byte offset of the payload in the envelope that begins with `prelude`.
 
     Raises:
         Refused: it is no envelope of this version.

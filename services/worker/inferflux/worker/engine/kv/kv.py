@@ -1,4 +1,4 @@
-"""Which sequences fill how many cells of the unified KV cache, a shared cell counted once (pure).
+"""Account of the cells that sequences fill in the unified KV cache, a shared cell counted once (pure).
 
 In a unified cache every token of every sequence takes one cell, so the account is exact: a batch of
 n tokens needs n free cells, and one that is submitted with fewer would be refused.
@@ -179,7 +179,7 @@ class CellLedger:
 
 
 class Release:
-    """What requests would free, one after the other; a shared cell is freed by the last of them.
+    """Cells that requests would free, one after the other; a shared cell is freed by the last of them.
 
     Cells that stay cached count as free: they are evicted before any request is.
     """

@@ -1,4 +1,5 @@
-"""How a sequence can begin with what another one has computed: what a model's memory allows (pure)."""
+"""Prefix sharing: the part of a computed sequence that another can begin with, as a model's memory allows
+(pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from enum import Enum
 
 
 class Sharing(Enum):
-    """What of a sequence another one can begin with."""
+    """Part of a sequence that another one can begin with."""
 
     FULL = "full"
     """Any of its first tokens: there is a cell for each of them."""
@@ -21,7 +22,7 @@ class Sharing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """What a model's memory allows.
+    """Prefix sharing that a model's memory allows.
 
     Attributes:
         kind: see `Sharing`.

@@ -70,7 +70,7 @@ class _Node:
 
     @property
     def size(self) -> int:
-        """What remembering it takes, in token ids."""
+        """Size of its entry in memory, in token ids."""
         return len(self.tokens) // _ID_BYTES + _PIECE_IDS
 
 
@@ -379,7 +379,7 @@ class RadixPrefixCache:
 
     @staticmethod
     def _path(node: _Node | None) -> Iterator[_Node]:
-        """From `node` up to the root, which is not included."""
+        """Yield the nodes from `node` up to the root, which is not included."""
         while node is not None and node.above is not None:
             yield node
             node = node.above
@@ -390,7 +390,7 @@ def _bytes_of(tokens: TokenArray) -> bytes:
 
 
 def _n_common(a: bytes, b: bytes) -> int:
-    """How many first tokens are the same."""
+    """Number of first tokens that are the same."""
     n = min(len(a), len(b)) // _ID_BYTES
     differs = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
     first = int(differs.argmax())

@@ -1,4 +1,4 @@
-"""How many cells of cached prefixes are worth what they cost the decodes (pure).
+"""Rent of cached prefixes: the number of cells that are worth what they cost the decodes (pure).
 
 On a CPU each token of a step looks at every used cell of a unified cache, cached ones too. So cached cells
 pay rent: time that each step takes longer for them. Hits earn the time that was not spent on prefill, and a

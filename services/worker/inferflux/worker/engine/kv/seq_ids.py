@@ -8,7 +8,7 @@ from .kv import CellLedger
 
 
 class CellCache(Protocol):
-    """What of the backend frees and shares KV cells."""
+    """Interface of the backend that frees and shares KV cells."""
 
     @property
     def cells(self) -> int: ...

@@ -21,14 +21,14 @@ class AdapterError(Exception):
 
 
 class AdapterBackend(Protocol):
-    """What has the model; `Backend` does."""
+    """Interface of the backend that loads and frees adapters; `Backend` has it."""
 
     def load_adapter(self, adapter: engine_pb2.EngineAdapter) -> None: ...
     def free_adapter(self, digest: str) -> None: ...
 
 
 class Adapters:
-    """By digest: those that are loaded, being loaded, and to be freed once no sequence has them."""
+    """Adapters by digest: those that are loaded, being loaded, and to be freed once no sequence has them."""
 
     def __init__(self, backend: AdapterBackend) -> None:
         self._backend = backend
@@ -79,7 +79,7 @@ class Adapters:
             self._retired.add(digest)
 
     def poll(self) -> list[engine_pb2.EngineAdapterLoaded]:
-        """What became of those that were being loaded."""
+        """Return the adapters whose loading has ended since the last call, loaded or failed."""
         done = [digest for digest, (_, reading) in self._reading.items() if reading.done()]
         return [self._settle(*self._reading.pop(digest)) for digest in done]
 

@@ -303,7 +303,7 @@ class Context:
         llama.llama_memory_seq_rm(self._memory, seq_id, position, -1)
 
     def cut(self, seq_id: int, position: int) -> bool:
-        """True if `seq_id` holds nothing from `position` on any more; if not, it is as it was."""
+        """Remove everything from `position` on; return whether that worked. If not, it is as it was."""
         return bool(llama.llama_memory_seq_rm(self._memory, seq_id, position, -1))
 
     def share(self, source: int, seq_id: int, cells: int) -> None:
@@ -320,7 +320,7 @@ class Context:
         return int(first), int(llama.llama_memory_seq_pos_max(self._memory, seq_id))
 
     def cell_bytes(self) -> int:
-        """What keys and values of a cell take, of all layers together; 0 where a sequence has a state instead
+        """Bytes of a cell's keys and values, of all layers together; 0 where a sequence has a state instead
         of cells. Must be empty, and is again."""
         sizes = []
         for n in (1, 2):
@@ -338,7 +338,7 @@ class Context:
         return state if is_whole else None
 
     def append(self, seq_id: int, state: StateBytes) -> bool:
-        """True if `state`, of the tokens that follow, is now in `seq_id` after what it holds."""
+        """Append `state`, of the tokens that follow, to `seq_id`; return whether that worked."""
         if not self.copy_in(self._spare, state):
             return False
         llama.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
@@ -362,13 +362,13 @@ class Context:
         return int(llama.llama_state_seq_get_size(self._context, seq_id))
 
     def copy_out(self, seq_id: int, into: StateBytes) -> bool:
-        """True if `into` now holds the state of `seq_id`; it has the size of it."""
+        """Copy the state of `seq_id` to `into`, which has its size; return whether that worked."""
         n_bytes = into.shape[0]
         written = llama.llama_state_seq_get_data(self._context, _bytes_pointer(into), n_bytes, seq_id)
         return bool(written == n_bytes)
 
     def copy_in(self, seq_id: int, state: StateBytes) -> bool:
-        """True if `seq_id` now holds `state`; if not, it is empty."""
+        """Copy `state` to `seq_id`; return whether that worked. If not, it is empty."""
         n_bytes = state.shape[0]
         read = llama.llama_state_seq_set_data(self._context, _bytes_pointer(state), n_bytes, seq_id)
         if read != n_bytes:
@@ -379,7 +379,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """What decides how state is written, beside the model: see `Identity`."""
+    """Settings that decide how state is written, beside the model: see `Identity`."""
 
     key_type: int
     value_type: int

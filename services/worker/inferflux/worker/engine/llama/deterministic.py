@@ -58,7 +58,7 @@ class DeterministicContext:
             self._has_holes = True
 
     def decode(self, parts: Several[ScheduledTokens]) -> NDArray[np.float32]:
-        """As `Context.decode`, of at most as many tokens as `plan_deterministic` plans.
+        """Decode as `Context.decode` does, of at most as many tokens as `plan_deterministic` plans.
 
         Raises:
             DecodeError: the engine has to start again.
@@ -90,11 +90,11 @@ class DeterministicContext:
         return logits
 
     def use_adapter(self, adapter: Adapter | None) -> bool:
-        """As `Context.use_adapter`."""
+        """Apply an adapter as `Context.use_adapter` does."""
         return self._context.use_adapter(adapter)
 
     def is_using(self, adapter: Adapter) -> bool:
-        """As `Context.is_using`."""
+        """True if it computes with this adapter, as `Context.is_using`."""
         return self._context.is_using(adapter)
 
     def keeps_its_word(self, tokens: NDArray[np.int32]) -> bool:

@@ -57,7 +57,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Place:
-    """Of one sequence: how many of its tokens are computed under which id, and how many cells the id has."""
+    """Place of one sequence: its sequence id, the number of its tokens computed there, and of cells the id
+    has."""
 
     seq_id: int
     computed: int = 0
@@ -241,7 +242,8 @@ class DraftModel:
         return n
 
     def _places_of(self, sequences: Several[Sequence]) -> list[_Place | None]:
-        """Where these are computed, without rejected tokens; None where there is no room."""
+        """Places in which these sequences are computed, without rejected tokens; None where there is no
+        room."""
         places = []
         for sequence in sequences:
             place = self._place_of(sequence, among=sequences)
@@ -254,7 +256,7 @@ class DraftModel:
         return places
 
     def _place_of(self, sequence: Sequence, *, among: Several[Sequence]) -> _Place | None:
-        """Where a sequence is computed; None where there is no room for what it has and may draft.
+        """Place in which a sequence is computed; None where there is no room for what it has and may draft.
 
         A sequence without room gives up what it had: others need it.
         """
@@ -292,7 +294,7 @@ class _Run:
         self.sampler = self.sequence.sampler
 
     def pending(self) -> Run:
-        """What is to be computed before the next token."""
+        """Run of tokens to be computed before the next token."""
         place = self.place
         if self.draft:
             tokens = np.array(self.draft[-1:], np.int32)
@@ -301,7 +303,7 @@ class _Run:
         return Run(tokens, place.seq_id, place.computed)
 
     def computed(self) -> int:
-        """That is computed now; returns how many tokens it were."""
+        """Note that `pending` is computed now; return how many tokens it had."""
         n = 1 if self.draft else self.sequence.n_tokens - self.place.computed
         self.place.computed = self.place.held = self.place.computed + n
         return n
@@ -323,7 +325,8 @@ class _Run:
 
 
 def _margins(logits: Logits, tokens: list[int]) -> list[float]:
-    """How far the logit of each row's token is above all others of the row, which is not read again."""
+    """Margin of each row's token: its logit less the highest other one of the row, which is not read
+    again."""
     at = np.arange(len(tokens)), np.array(tokens)
     chosen = logits[at]
     logits[at] = -np.inf

@@ -1,4 +1,4 @@
-"""What llama.cpp's log says of a model that it loads: which layers are where, and the buffers it made (pure).
+"""Reading of llama.cpp's log of a model that it loads: the devices of layers, and the buffers it made (pure).
 
 llama.cpp tells these nowhere else. The lines are those of its load_tensors, llama_kv_cache, sched_reserve and
 resolve_fused_ops.

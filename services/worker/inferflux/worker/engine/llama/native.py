@@ -170,7 +170,7 @@ class Backend:
         self._main.note = note
 
     def _new_projector(self, config: engine_pb2.EngineConfig) -> Projector | None:
-        """What encodes images; None where none is asked for.
+        """Return the projector that encodes images; None where none is asked for.
 
         Raises:
             LoadError: it cannot be used with this model.
@@ -280,7 +280,7 @@ class Backend:
         return wanted, least, self._estimate_cell()
 
     def _measure_cell(self, config: engine_pb2.EngineConfig) -> int:
-        """What keys and values of a cell take, by a context that is as small as one can be."""
+        """Measure the bytes of a cell's keys and values, by a context that is as small as one can be."""
         trial = self._new_context(config, cells=FEWEST_CELLS, sequences=1, batch_tokens=_FEWEST_BATCH_TOKENS)
         try:
             return trial.cell_bytes() if trial.has_memory else 0
@@ -340,7 +340,7 @@ class Backend:
         self._main.clear()
 
     def _identity(self, config: engine_pb2.EngineConfig) -> Identity:
-        """Of the main context's state."""
+        """Identity of the main context's state."""
         settings = self._main.settings
         return Identity(
             # The cells of one image differ by projector.
@@ -514,8 +514,8 @@ class Backend:
         return [Timing(n, 0, _time_tokens(context, n), in_prefill_context) for n in sizes]
 
     def _find_single_thread_tokens(self) -> int:
-        """How many tokens one thread does so soon that waking others is not worth it: those cores carry the
-        tokens to their readers. None where the others save much of that time all the same."""
+        """Find the most tokens that one thread does so soon that waking others is not worth it: those cores
+        carry the tokens to their readers. None where the others save much of that time all the same."""
         n = _CALIBRATION_PROMPTS[0]
         if _time_tokens(self._main, n) > n * _SMALL_STEP_S:
             return 0
@@ -575,12 +575,12 @@ class Backend:
         llama.llama_adapter_lora_free(adapter.handle)
 
     def _choose_threads(self, tokens: int) -> None:
-        """For a step of this many tokens in the main context."""
+        """Choose the threads for a step of this many tokens in the main context."""
         if self._single_thread_tokens:
             self._main.use_threads(1 if tokens <= self._single_thread_tokens else self._threads)
 
     def _find_sharing(self, tokens: NDArray[np.int32]) -> PrefixSharing:
-        """What of a sequence another one can begin with."""
+        """Find the part of a sequence that another one can begin with."""
         if not self._is_unified:
             return PrefixSharing(Sharing.NONE, "each sequence has cells of its own")
         found = find_sharing(self._main, tokens, int(llama.llama_model_n_swa(self._model)))
@@ -589,7 +589,7 @@ class Backend:
 
     @property
     def sharing_error(self) -> str:
-        """Why prefixes cannot be cached; empty if they can."""
+        """Reason why prefixes cannot be cached; empty if they can."""
         if self.sequences < 2:
             return "there is one sequence id, and none for cached prefixes"
         return self.sharing.reason if self.sharing.kind is Sharing.NONE else ""
@@ -623,7 +623,7 @@ class Backend:
 
     @property
     def speculation_error(self) -> str:
-        """Why drafts cannot be verified: rejected tokens have to be removed. Empty if they can."""
+        """Reason why drafts cannot be verified: rejected tokens have to be removed. Empty if they can."""
         return "" if self.sharing.is_divisible else self.sharing.reason
 
     def share(self, source: int, seq_id: int, cells: int) -> None:
@@ -657,7 +657,8 @@ class Backend:
         return max(filled_s - empty_s, 0.0) / (n * (1 + len(others)) * _CELL_TRIAL_ROWS)
 
     def _time_moves(self, state: StateBytes, n: int) -> MoveCost | None:
-        """What moving cells takes: none of them, and copies of the `n` in `state`. None if it takes too long.
+        """Measure what moving cells takes: none of them, and copies of the `n` in `state`. None if it takes
+        too long.
 
         Must be empty, and is again.
         """
@@ -711,7 +712,7 @@ class Backend:
         return self._main.state_size(seq_id)
 
     def copy_out(self, seq_id: int, into: StateBytes) -> bool:
-        """True if `into` now holds the state of `seq_id`; it has the size of it."""
+        """Copy the state of `seq_id` to `into`, which has its size; return whether that worked."""
         return self._main.copy_out(seq_id, into)
 
     @property
@@ -728,7 +729,7 @@ class Backend:
             return None
 
     def copy_in(self, seq_id: int, state: StateBytes) -> bool:
-        """True if `seq_id` now holds `state`; if not, it is empty."""
+        """Copy `state` to `seq_id`; return whether that worked. If not, it is empty."""
         return self._main.copy_in(seq_id, state)
 
 

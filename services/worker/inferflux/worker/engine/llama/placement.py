@@ -1,4 +1,4 @@
-"""Where the tensors of a model go: llama.cpp's parameters for what was asked, and what became of it."""
+"""Placement of a model's tensors: llama.cpp's parameters for what was asked, and the devices they went to."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MOST_WARNINGS = 8
 
 
 class PlacementError(Exception):
-    """What was asked for cannot be with these devices; names the setting."""
+    """Error of a placement that cannot be with these devices; names the setting."""
 
 
 class Placement:
-    """What is asked of a model's tensors, for the devices that are there.
+    """Placement asked for a model's tensors, on the devices that are there.
 
     Attributes:
         offloads: whether layers go to a GPU.
@@ -102,7 +102,8 @@ class Placement:
         return found
 
     def flash_attention(self, config: engine_pb2.EngineConfig) -> bool | None:
-        """Whether a context is to use it; None leaves it to llama.cpp, which knows what the GPU has."""
+        """Setting of a context's flash attention; None leaves it to llama.cpp, which knows what the GPU
+        has."""
         if not config.flash_attention or not self.offloads:
             return config.flash_attention
         return {"on": True, "off": False}.get(self._asked.gpu_flash_attention)
@@ -136,7 +137,7 @@ class Placement:
     def report(
         self, log: LoadLog, config: engine_pb2.EngineConfig, *, flash_attention: bool
     ) -> device_pb2.DeviceContext:
-        """What became of it, by llama.cpp's log.
+        """Report where the tensors went, by llama.cpp's log.
 
         Args:
             flash_attention: whether the main context uses it.

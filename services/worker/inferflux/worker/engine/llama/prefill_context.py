@@ -26,7 +26,7 @@ _PIECE = 256
 
 @dataclass(slots=True)
 class _Held:
-    """How much of a sequence is computed here, and how much of that the main context has."""
+    """Number of a sequence's tokens that are computed here, and of those that the main context has."""
 
     computed: int = 0
     copied: int = 0
@@ -51,7 +51,8 @@ class PrefillContext:
     def decode(
         self, parts: Several[ScheduledTokens], is_interrupted: IsInterrupted | None = None
     ) -> NDArray[np.float32]:
-        """As `Context.decode`. Of a prefill that is complete the main context then has everything.
+        """Decode as `Context.decode` does. Of a prefill that is complete the main context then has
+        everything.
 
         Raises:
             Interrupted: because of `is_interrupted`.
@@ -109,8 +110,8 @@ class PrefillContext:
         held.copied += n
 
     def why_not(self, tokens: NDArray[np.int32]) -> str:
-        """Why the two contexts do not go on after what the other computed as if they had computed that; empty
-        if they do.
+        """Reason why the two contexts do not go on after what the other computed as if they had computed
+        that; empty if they do.
 
         Both have to be empty, and are again. What is copied has to arrive bit by bit. What follows it may
         differ by what the two contexts' kernels differ by when each computes all.
@@ -188,7 +189,7 @@ class PrefillContext:
 
 
 def n_due(waiting: int, left: int, n: int) -> int:
-    """How many of the `waiting` tokens to copy now, so that pieces are large and the last is not too large.
+    """Number of the `waiting` tokens to copy now, so that pieces are large and the last is not too large.
 
     Args:
         waiting: computed and not copied.

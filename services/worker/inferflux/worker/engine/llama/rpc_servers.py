@@ -60,7 +60,7 @@ def check_server(endpoint: str, *, limit_s: float = GREETING_LIMIT_S) -> None:
 
 
 def _receive(connection: socket.socket, n_bytes: int) -> bytes:
-    """What arrives until there are `n_bytes`, or the other end closes."""
+    """Receive until there are `n_bytes`, or the other end closes."""
     answer = b""
     while len(answer) < n_bytes and (part := connection.recv(n_bytes - len(answer))):
         answer += part

@@ -21,7 +21,7 @@ _NOTHING = "the model's memory cannot share a sequence"
 
 
 def find_sharing(context: Context, tokens: NDArray[np.int32], window: int) -> PrefixSharing:
-    """What the memory of an empty context allows; it is empty again afterwards.
+    """Find the prefix sharing that the memory of an empty context allows; it is empty again afterwards.
 
     Args:
         context: of two sequence ids at least, its cells being those of all sequences.

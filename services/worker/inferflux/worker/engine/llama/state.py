@@ -164,14 +164,15 @@ class _Block:
         return found
 
     def numbers(self, state: StateBytes) -> NDArray[Any]:
-        """Of shape (dimensions, cells) if it is transposed, else (cells, bytes of a row)."""
+        """View of its numbers in a state, of shape (dimensions, cells) if it is transposed, else (cells,
+        bytes of a row)."""
         rows = state[self.at : self.end].reshape(self.rows, self.row_bytes)
         return rows.view(self.element) if self.is_transposed else rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where things are in a state; `shape_at` is where the cells end."""
+    """Layout of a state; `shape_at` is where the cells end."""
 
     cells: int
     shape_at: int
@@ -181,7 +182,7 @@ class _Layout:
     values: list[_Block]
 
     def bytes_of(self, cells: int) -> int:
-        """What `cells` of its cells take."""
+        """Bytes that `cells` of its cells take."""
         if not self.cells:
             return 0
         return cells * (CELL_HEADER_BYTES + sum(b.n_bytes // self.cells for b in self.keys + self.values))

@@ -47,7 +47,7 @@ def trial_tokens(vocab: Vocab) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far two sets of logits are apart.
+    """Deviation of one set of logits from another.
 
     Attributes:
         turn: 1 - correlation, the mean over the rows.

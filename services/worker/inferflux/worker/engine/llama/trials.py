@@ -1,4 +1,4 @@
-"""What the trials at an engine's start have found, kept for the next engine of the same model.
+"""Findings of the trials at an engine's start, kept for the next engine of the same model.
 
 Trials take most of the time of loading a small model. They find the same again as long as model and
 configuration are the same; the worker sees to that. Speeds go on being learnt from every step.
@@ -24,7 +24,7 @@ _OF_SHARING = {value: kind for kind, value in SHARING.items()}
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a step held, and the seconds it took."""
+    """Tokens of a step, and the seconds it took."""
 
     n_prefill: int
     n_decoding: int
@@ -34,7 +34,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Trials:
-    """What trials have found of a context of `kv_cells` cells.
+    """Findings of trials about a context of `kv_cells` cells.
 
     Attributes:
         cuts_states: whether the first positions of a state can be restored alone.
@@ -61,7 +61,7 @@ class Trials:
     constraint_error: str | None = None
 
     def to_message(self) -> engine_pb2.EngineTrials:
-        """As the worker keeps it."""
+        """Return the message that the worker keeps."""
         message = engine_pb2.EngineTrials(
             kv_cells=self.kv_cells,
             sharing=SHARING[self.sharing.kind],
@@ -88,7 +88,7 @@ class Trials:
 
 
 def known_trials(config: engine_pb2.EngineConfig, kv_cells: int) -> Trials | None:
-    """What an engine before this one has found; None where there was none, or its cache had another size."""
+    """Findings of an engine before this one; None where there was none, or its cache had another size."""
     told = config.trials
     kind = _OF_SHARING.get(told.sharing)
     if not config.HasField("trials") or told.kv_cells != kv_cells or kind is None:

@@ -68,7 +68,7 @@ class SequenceImages:
 
     @property
     def error(self) -> str:
-        """Why one of them will not be; "" if all may."""
+        """Reason why one of them will not be; "" if all may."""
         return next((span.error for span in self._spans if span.error), "")
 
     def at(self, index: int) -> ImageSpan | None:
@@ -76,7 +76,7 @@ class SequenceImages:
         return next((span for span in self._spans if span.first <= index < span.end), None)
 
     def computable(self, index: int, n: int) -> int:
-        """How many of the `n` cells from `index` on one step may hold."""
+        """Number of the `n` cells from `index` on that one step may hold."""
         for span in self._spans:
             if index < span.end:
                 limit = span.first if index < span.first else span.end
@@ -84,13 +84,13 @@ class SequenceImages:
         return n
 
     def indivisible(self, index: int) -> int:
-        """How many cells from `index` on one step must hold together; 0: as many as it likes."""
+        """Number of cells from `index` on that one step must hold together; 0: any number."""
         span = self.at(index)
         is_whole = span is not None and span.encoded is not None and span.encoded.is_whole
         return span.end - index if span is not None and is_whole else 0
 
     def shareable(self, index: int) -> int:
-        """How many of the cells before `index` others may begin with: runs are whole."""
+        """Number of the cells before `index` that others may begin with: runs are whole."""
         if self.has_plane:
             return min(index, self._spans[0].first)
         span = self.at(index)

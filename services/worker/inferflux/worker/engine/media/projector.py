@@ -53,7 +53,7 @@ class EncodedRun:
     is_whole: bool = False
 
     def offsets(self, first: int, n: int) -> NDArray[np.int32]:
-        """How far `n` cells from the cell `first` on are from the run's first position: of shape (dimensions,
+        """Offsets of `n` cells, from the cell `first` on, to the run's first position: of shape (dimensions,
         n)."""
         if self.plane is None:
             return np.arange(first, first + n, dtype=np.int32)[None]

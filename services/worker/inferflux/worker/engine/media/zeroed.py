@@ -16,7 +16,7 @@ _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
 
 @contextmanager
 def zeroed_memory() -> Iterator[None]:
-    """What any thread allocates meanwhile is zero, with glibc; elsewhere it is what it is. One at a time.
+    """Zero all memory that any thread allocates meanwhile, with glibc; elsewhere do nothing. One at a time.
 
     llama.cpp's graph for Pixtral multiplies memory that nothing was written to by zero, to clear it. Numbers
     that are not finite stay so, and with them all that comes out.

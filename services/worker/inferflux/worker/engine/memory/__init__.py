@@ -1,1 +1,2 @@
-"""Where the computed part of each sequence is: the KV cache, a tier below it, or nowhere."""
+"""Memory of sequences, which knows where the computed part of each is: the KV cache, a tier below it, or
+nowhere."""

@@ -1,4 +1,4 @@
-"""Whether llama.cpp has the cells that the ledger counts, and when to look (pure)."""
+"""Check that llama.cpp has the cells that the ledger counts, and the times of that check (pure)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _INTERVAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a sequence id has by llama.cpp's own view, and what the ledger counts.
+    """Difference between the cells of a sequence id in llama.cpp's own view and in the ledger.
 
     Attributes:
         counted: cells, of the positions from 0 on.
@@ -35,7 +35,7 @@ def difference(
     holds_all: bool,
     last_wanted: int | None = None,
 ) -> Difference | None:
-    """What differs, if anything.
+    """Return the difference; None if there is none.
 
     Args:
         positions: the first and the last one by llama.cpp's own view; -1 for none.
@@ -51,7 +51,7 @@ def difference(
 
 
 class CheckTimes:
-    """When the ledger is checked: now and then while steps are made, and once after the last.
+    """Times at which the ledger is checked: now and then while steps are made, and once after the last.
 
     Args:
         now_s: monotonic clock.
@@ -66,7 +66,7 @@ class CheckTimes:
         self._has_stepped = True
 
     def is_due(self, now_s: float, *, is_idle: bool) -> bool:
-        """Whether to check now; it counts as done."""
+        """Return whether to check now; the check counts as done then."""
         if not self._has_stepped or not (is_idle or now_s - self._checked_s >= _INTERVAL_S):
             return False
         self._has_stepped = False

@@ -1,4 +1,5 @@
-"""Where the computed part of each sequence is: in the KV cache, in host memory, or discarded.
+"""Memory of sequences, which knows where the computed part of each is: in the KV cache, in host memory, or
+discarded.
 
 A request's sequence has a sequence id while it is in the cache, running or parked. Cached prefixes have the
 others, and give them up as soon as a request needs them. What the prefill context computes has its cells
@@ -25,7 +26,7 @@ from .saved import SavedStates, StateCache
 
 
 class Cache(CellCache, StateCache, Protocol):
-    """What of the backend moves sequences in and out of the KV cache."""
+    """Interface of the backend that moves sequences in and out of the KV cache."""
 
     @property
     def prefill_cells(self) -> int: ...
@@ -46,7 +47,7 @@ class Cache(CellCache, StateCache, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was dropped because the ledger and llama.cpp differed over it.
+    """Cells that were dropped because the ledger and llama.cpp differed over them.
 
     Attributes:
         sequence: the request's, if it was one's.
@@ -112,7 +113,7 @@ class Memory:
 
     @property
     def free_seq_ids(self) -> int:
-        """How many more requests the cache may hold."""
+        """Number of requests that the cache may hold in addition."""
         return self._seq_ids.n_free + self.prefixes.n_ids
 
     def trial(self) -> Release:

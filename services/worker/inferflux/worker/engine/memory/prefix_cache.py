@@ -33,7 +33,7 @@ _EVICTIONS_A_STEP = 4
 
 @dataclass(slots=True)
 class _Counts:
-    """What happened since the last report."""
+    """Counts of what happened since the last report."""
 
     queries: int = 0
     hits: int = 0
@@ -106,7 +106,7 @@ class PrefixCache:
         return bool(self._news)
 
     def take_news(self, most: int) -> Iterable[engine_pb2.CachedPrefix]:
-        """What is not held any more since the last call, and up to `most` of what is held."""
+        """Return the prefixes that left since the last call, and up to `most` of those that are held."""
         held = islice((entry for entry, each in self._news.items() if each.token_ids), most)
         gone = (entry for entry, each in self._news.items() if not each.token_ids)
         return [self._news.pop(entry) for entry in [*gone, *held]]
@@ -149,11 +149,11 @@ class PrefixCache:
             self._counts.hit(restored, of=n_tokens)
 
     def known(self, scope: str, tokens: TokenArray) -> int:
-        """How many of these tokens could be shared."""
+        """Number of these tokens that could be shared."""
         return self._longest(scope, tokens[:-1]).matched_tokens if self._is_on else 0
 
     def parts_at(self, scope: str, tokens: TokenArray, shared: int) -> int:
-        """Where a checkpoint is worthwhile: these tokens part there from those of others.
+        """Find the point at which a checkpoint is worthwhile: these tokens part there from those of others.
 
         Args:
             shared: of its first tokens, how many are shared.
@@ -249,7 +249,7 @@ class PrefixCache:
         return len(gone), ledger.free - free_before
 
     def report_all(self) -> None:
-        """What is held is news again."""
+        """Report all that is held once more."""
         for seq_id in self._tree.held():
             self._tell(seq_id, self._tree.scope_of(seq_id), self._tree.tokens_of(seq_id))
 

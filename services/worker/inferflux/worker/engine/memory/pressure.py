@@ -1,4 +1,5 @@
-"""Which sequences leave the KV cache so that the next step fits, and which may be loaded.
+"""Memory pressure: the sequences that leave the KV cache so that the next step fits, and those that may be
+loaded.
 
 There is one order of eviction, for cells and for sequence ids. Cached prefixes are first; here their cells
 and ids count as free. Then come parked sequences, the least urgent first; then running ones that are less
@@ -46,13 +47,13 @@ Release = Callable[[H], int]
 
 
 def own_cells(holder: Holder) -> int:
-    """What a sequence makes free that shares nothing."""
+    """Cells that evicting a sequence frees if it shares none."""
     return holder.cells
 
 
 @dataclass(frozen=True, slots=True)
 class Fit(Generic[H]):
-    """What fits: tokens per sequence, once `victims` have left the cache."""
+    """Tokens per sequence that fit once `victims` have left the cache."""
 
     grants: list[tuple[H, int]]
     victims: list[H]
@@ -168,7 +169,7 @@ def make_room(
     free_seq_ids: int,
     release: Release[H] = own_cells,
 ) -> list[H]:
-    """Who has to leave so that a sequence of this `order` finds `cells` and a sequence id free."""
+    """Return the sequences that leave so that one of this `order` finds `cells` and a sequence id free."""
     room = _Room(running, parked, release, free=free, free_seq_ids=free_seq_ids)
     room.make(cells, order, seq_ids=1)
     return room.victims

@@ -27,7 +27,7 @@ _SHORTEST_SEARCH_S = 0.3
 
 
 class StateCache(Protocol):
-    """What of the backend reads and writes the state of sequences."""
+    """Interface of the backend that reads and writes the state of sequences."""
 
     def state_size(self, seq_id: int) -> int: ...
 
@@ -248,7 +248,7 @@ class SavedStates:
         return lambda: max(until_s - self._clock_s(), 0.0)
 
     def _store_cached(self, seq_id: int, scope: str, tokens: TokenArray, seconds: float) -> bool:
-        """True if there is time and room for more, now that this is stored, if it is worth it."""
+        """Store it if it is worth it; return whether there is time and room for more."""
         kept = self._tiers.containing(scope, tokens)
         if kept is not None:
             return self._tiers.store(kept, seconds)
