@@ -115,7 +115,7 @@ clean:  ## remove caches and results; .venv stays
 	$(PIP_INSTALL) -q -r requirements/pip.txt
 	@touch $@
 
-.venv/.runtime: .venv/.created requirements/runtime.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
+.venv/.runtime: .venv/.created requirements/runtime.txt VERSION $(DISTRIBUTIONS:%=%/pyproject.toml)
 	@{ $(BIN)/python -m pip show -q llama-cpp-python || $(BIN)/python -m pip cache list llama_cpp_python | grep -q whl; } 2>/dev/null || \
 	  { command -v $${CXX:-c++} >/dev/null || { echo 'InferFlux needs a C++ compiler (g++ or clang++) to build llama.cpp' >&2; exit 1; }; \
 	    echo '>>> llama.cpp is built for this machine now: this takes about 5 minutes, once.'; }

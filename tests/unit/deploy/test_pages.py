@@ -10,7 +10,12 @@ from harness.deploy import ROOT
 
 from tools.reference.__main__ import PAGE as OPERATIONS
 
-PAGES = [ROOT / "README.md", ROOT / "models/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "models/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -106,6 +111,18 @@ def test_the_map_has_a_row_for_each_room_and_a_file_that_is_in_it() -> None:
     for folders, file in rows:
         first = folders.split("`")[1]
         assert any((tree / first / file).exists() for tree in trees), folders
+
+
+def test_the_version_is_in_one_place_and_the_changelog_begins_with_it() -> None:
+    projects = [
+        path.read_text()
+        for where in ("libs/*", "services/*", "cli")
+        for path in ROOT.glob(f"{where}/pyproject.toml")
+    ]
+    assert len(projects) == 8
+    assert all(re.search(r'^path = "(\.\./)+VERSION"$', project, re.MULTILINE) for project in projects)
+    headings = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == (ROOT / "VERSION").read_text().strip()
 
 
 def test_every_decision_is_in_the_list() -> None:
