@@ -122,7 +122,7 @@ def zones_of(text: str) -> tuple[str, ...]:
 
 
 def null_workers_of(env: Mapping[str, str]) -> int:
-    """How many workers without a model the environment asks of each worker process; 0 where it asks for
+    """Number of workers without a model in each worker process, from the environment; 0 where it asks for
     none, or for what the process itself refuses.
     """
     count = env.get(NULL_WORKERS) or "1"
@@ -130,12 +130,12 @@ def null_workers_of(env: Mapping[str, str]) -> int:
 
 
 def state_dir_flag(path: Path, env: Mapping[str, str]) -> str:
-    """What a command in another terminal, with none of our variables, needs to find a stack's state."""
+    """Flag by which a command in another terminal finds a stack's state; "" for the default."""
     return "" if path == home_path(env) else f" --state-dir {shlex.quote(str(path))}"
 
 
 def _program() -> str:
-    """How to call inferctl from this directory."""
+    """Command that calls inferctl from this directory."""
     own = Path(sys.argv[0]).absolute()
     found = shutil.which("inferctl")
     if found is not None and Path(found).absolute() == own:

@@ -52,7 +52,7 @@ class Answer:
         return text
 
     def on_delta(self, delta: inference_pb2.ChatDelta) -> None:
-        """What the next chunk's text is."""
+        """Record a delta, from which the next chunk's text is shown."""
         self._delta = delta
         for part in delta.tool_calls:
             if part.id or not self.calls:  # the answer may be resumed within a call
@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def accepted(self) -> int:
-        """Those of the drafted tokens that the model drew itself."""
+        """Number of drafted tokens that the model accepted."""
         return 0 if self.finished is None else self.finished.timings.draft_n_accepted
 
     @property

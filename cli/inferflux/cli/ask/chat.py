@@ -188,7 +188,7 @@ class ChatSession:
         return answer
 
     async def _result_of(self, call: inference_pb2.ToolCall) -> inference_pb2.ChatMessage | None:
-        """What the user says that a call gave; None if he leaves it."""
+        """Ask the user for the result of a tool call; None if the user interrupts."""
         label = HTML("<ansiyellow>result of {}&gt; </ansiyellow>").format(call.name)
         try:
             return tool_message(call, (await self._prompt.prompt_async(label)).strip())
@@ -200,7 +200,7 @@ class ChatSession:
 
 
 def _history(path: Path) -> History:
-    """What was typed before; without a place for it, only what is typed now."""
+    """History of typed lines: from a file, or in memory where the file cannot be made."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)

@@ -50,7 +50,7 @@ async def begin(updates: Updates, worker_id: str, console: Console) -> None:
 
 
 def requests_left(progress: scheduler_pb2.DrainProgress) -> str:
-    """What is still there, in words."""
+    """Number of requests left on a draining worker, in words."""
     n = progress.residents
     return "1 request left" if n == 1 else f"{n or 'no'} requests left"
 

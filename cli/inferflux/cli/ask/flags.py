@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class GenerationFlags:
-    """Of commands that have an answer computed."""
+    """Flags of commands that have an answer computed."""
 
     max_tokens: Annotated[
         int, typer.Option(min=0, max=_INT32, help="At most this many new tokens; 0: no limit.")
@@ -168,7 +168,7 @@ class GenerationFlags:
     ] = None
 
     def generation(self) -> Generation:
-        """What they ask of a generation. Raises typer.BadParameter where they contradict each other."""
+        """Generation that the flags ask for. Raises typer.BadParameter where they contradict each other."""
         constraint = constraint_of(
             self.schema,
             is_json_object=self.json_object,

@@ -1,4 +1,4 @@
-"""What a command asks of a generation, from its flags."""
+"""Generation options of a command, from its flags."""
 
 from __future__ import annotations
 

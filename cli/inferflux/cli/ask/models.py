@@ -269,12 +269,12 @@ def _absolute(path: str) -> str:
 
 
 def _is_file(what: str) -> bool:
-    """Whether a file is meant: a model's name may have slashes, and hardly ends so."""
+    """True if a file is meant: a model's name may have slashes, and hardly ends so."""
     return what.endswith(".gguf") or what.startswith(("/", "./", "../", "~")) or Path(what).is_file()
 
 
 def _is_loaded(model: model_pb2.Model) -> bool:
-    """Whether a host has loaded it.
+    """True if a host has loaded it.
 
     Raises:
         CommandError: none has, and none loads it any more; says why.
@@ -289,7 +289,7 @@ def _is_loaded(model: model_pb2.Model) -> bool:
 
 
 def _is_unloaded(model: model_pb2.Model, host: str) -> bool:
-    """Whether a host has not loaded it, or no host has where none is named."""
+    """True if the host has not loaded it; where no host is named, if none has."""
     not_loaded = (model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_FAILED)
     return all(place.state in not_loaded for place in model.places if host in ("", place.host_id))
 

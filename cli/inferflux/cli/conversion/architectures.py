@@ -23,7 +23,7 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], Layout]] = {
 
 
 def layout_of(config: Fields) -> Layout:
-    """What a model is made of.
+    """Layout of a model: its metadata and tensors.
 
     Raises:
         ConversionError: its architecture is not known, or a field of config.json cannot be.

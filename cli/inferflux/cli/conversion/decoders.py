@@ -19,7 +19,7 @@ _TANH_GELU = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family differs from Llama.
+    """Differences of a model family from Llama.
 
     Attributes:
         permutes: whether rotary pairs are halves of a head in the file, and neighbours in llama.cpp.
@@ -48,7 +48,7 @@ GEMMA: Final = Family(gguf.MODEL_ARCH.GEMMA, adds_one=True, is_tied=True, acts=_
 
 
 def decoder(family: Family) -> Callable[[Fields], Layout]:
-    """What reads the layout of a model of the family off its config.json."""
+    """Build the function that reads a family's layout from config.json."""
     return lambda config: _Reader(family, config).layout()
 
 
@@ -133,7 +133,7 @@ class _Reader:
         return describe
 
     def _context(self) -> int:
-        """How many tokens it was trained on: no more than a window that llama.cpp would not keep to."""
+        """Trained context in tokens: at most a sliding window that llama.cpp would not keep to."""
         config = self._config
         context = config.integer("max_position_embeddings")
         uses_window = config.flag("use_sliding_window", "use_sliding_window" not in config)

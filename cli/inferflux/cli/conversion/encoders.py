@@ -29,7 +29,7 @@ _POOLINGS: Mapping[str, gguf.PoolingType] = {
 
 
 def pooling_of(folder: Path) -> gguf.PoolingType | None:
-    """What sentence-transformers makes of the tokens of a text; None where the folder does not say.
+    """Pooling that sentence-transformers uses; None where the folder does not say.
 
     Raises:
         ConversionError: a way to pool, or a module behind it, that llama.cpp does not have.

@@ -1,4 +1,4 @@
-"""How a conversion says why it cannot be."""
+"""Errors of a conversion."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Fields:
     said: str
 
     def __contains__(self, name: str) -> bool:
-        """Whether it is there and not null."""
+        """True if the field is there and not null."""
         return self.values.get(name) is not None
 
     def error(self, name: str, why: str) -> ConversionError:
@@ -141,7 +141,7 @@ def read_fields_if_there(path: Path, most_bytes: int = CONFIG_BYTES) -> Fields:
 
 
 def is_text(value: object) -> bool:
-    """Whether it is a text that UTF-8 can spell: JSON can hold halves of characters."""
+    """True if it is a text that UTF-8 can encode: JSON can hold halves of characters."""
     return isinstance(value, str) and not _HALF.search(value)
 
 

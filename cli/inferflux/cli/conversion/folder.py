@@ -105,7 +105,7 @@ def _describe(
 
 
 def _shapes(layout: Layout, sources: Mapping[str, Stored]) -> dict[str, tuple[int, ...]]:
-    """Of all tensors of the file, in its order."""
+    """Shapes of all tensors of the file, in its order."""
     there = {of: shape for of, shape in layout.wanted.items() if of in sources}
     return there | {of: values.shape for of, values in layout.made.items()}
 

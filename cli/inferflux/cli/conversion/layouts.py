@@ -1,4 +1,4 @@
-"""What a model of one architecture is made of, whatever its files hold (pure)."""
+"""Layout of a model of one architecture, independent of its files (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What matrices of a converted model can be stored in."""
+"""Types in which matrices of a converted model can be stored."""
 
 from __future__ import annotations
 

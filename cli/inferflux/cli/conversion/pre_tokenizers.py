@@ -1,4 +1,4 @@
-"""Which of llama.cpp's ways to split a text before byte-level BPE a tokenizer.json means (pure).
+"""Mapping of a tokenizer.json to llama.cpp's pre-tokenizers of byte-level BPE (pure).
 
 llama.cpp's own converter runs the tokenizer on a text and looks its tokens' hash up. Here the expressions
 themselves are compared: no tokenizer has to run, and a model with another vocabulary is known as well.
@@ -63,7 +63,7 @@ def pre_tokenizer_of(tokenizer: Fields) -> str:
 
 
 def _splits(part: dict[str, Any], of: Fields) -> list[str]:
-    """What one part splits by."""
+    """Expressions that one pre-tokenizer part splits by."""
     fields = Fields(part, of.said)
     kind = fields.text("type", "")
     if kind == "ByteLevel":

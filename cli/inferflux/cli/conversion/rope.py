@@ -1,4 +1,4 @@
-"""How positions turn queries and keys, and how that is stretched over longer contexts."""
+"""Rotary position embedding (RoPE), and its scaling to longer contexts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .safetensors import Weights
 
 
 class Rope:
-    """What config.json says of it: `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
+    """RoPE parameters in config.json: `rope_theta` and `rope_scaling`, or both in `rope_parameters`.
 
     Raises:
         ConversionError: a kind of scaling that llama.cpp does not have for all models.
@@ -60,7 +60,7 @@ class Rope:
                 writer.add_rope_scaling_yarn_beta_slow(self._scaling.number("beta_slow"))
 
     def factors(self) -> Weights | None:
-        """What each frequency is divided by, where that differs: Llama 3.1's scaling.
+        """Divisor of each frequency in Llama 3.1's scaling; None for other kinds.
 
         High frequencies stay, low ones are divided by the factor, those between by a blend of both.
         """

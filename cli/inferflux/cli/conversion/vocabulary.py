@@ -154,7 +154,7 @@ def _of_merges(
 
 
 def _merges(model: Fields) -> Iterator[str]:
-    """What each merge makes, in their order: they are texts with a blank, or pairs."""
+    """Token that each merge makes, in order. A merge is a text with a blank, or a pair."""
     for merge in model.items("merges"):
         pair = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
@@ -163,7 +163,7 @@ def _merges(model: Fields) -> Iterator[str]:
 
 
 def _adds_space(tokenizer: Fields) -> bool:
-    """Whether a text begins with a blank that it does not have."""
+    """True if the tokenizer puts a blank before a text."""
     normalizer = tokenizer.inner("normalizer")
     parts = [] if normalizer is None else [normalizer.values, *normalizer.items("normalizers")]
     if any(isinstance(part, dict) and part.get("type") == "Prepend" for part in parts):
@@ -220,7 +220,7 @@ def _type_of(i: int, token: str, added: Mapping[int, Fields]) -> int:
 
 
 def _unused(i: int) -> str:
-    """What an id is called that no token has."""
+    """Name of an id that no token has."""
     return f"[PAD{i}]"
 
 
@@ -273,7 +273,7 @@ def write_special(writer: gguf.GGUFWriter, folder: Path, vocabulary: Vocabulary)
 
 
 def _is_template(given: object) -> bool:
-    """Whether gguf can write it: nothing, a text, or a list of objects with a name and a text each."""
+    """True if gguf can write it: nothing, a text, or a list of objects with a name and a text each."""
     if isinstance(given, list):
         return all(
             isinstance(each, dict) and is_text(each.get("name")) and is_text(each.get("template"))

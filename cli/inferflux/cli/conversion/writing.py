@@ -50,7 +50,7 @@ def file_type(out_type: str) -> gguf.LlamaFileType:
 
 
 def kind_of(shape: tuple[int, ...], wished: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
-    """What a tensor is stored in: vectors as they are; rows that blocks do not divide in F16."""
+    """Type that a tensor is stored in: F32 for vectors, F16 for rows that blocks do not divide."""
     if len(shape) < 2:
         return gguf.GGMLQuantizationType.F32
     block = gguf.GGML_QUANT_SIZES[wished][0]

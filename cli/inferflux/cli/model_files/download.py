@@ -38,7 +38,7 @@ class CannotFetchError(CommandError):
 
 
 def locate(wanted: Sequence[Pin]) -> dict[Pin, str]:
-    """Where the index that pip is set to has each wheel. Nothing is installed.
+    """URL of each wheel in pip's index. Nothing is installed.
 
     Raises:
         CannotFetchError: it does not answer, or has not all of them.

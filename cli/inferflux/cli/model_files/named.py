@@ -55,7 +55,7 @@ class NamedModel:
         return list(dict.fromkeys(package for package, _ in (*self.parts, *self.notes)))
 
     def file(self, folder: Path) -> Path:
-        """Where it lies below the folder of all named models."""
+        """Path of its file below the folder of all named models."""
         return folder / self.name / f"{self.name}.gguf"
 
 
@@ -100,7 +100,7 @@ def pins() -> dict[str, Pin]:
 
 
 def models_folder(env: Mapping[str, str]) -> Path:
-    """Where named models lie: $XDG_CACHE_HOME/inferflux/models, else ~/.cache/inferflux/models."""
+    """Folder of named models: $XDG_CACHE_HOME/inferflux/models, else ~/.cache/inferflux/models."""
     base = env.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "inferflux" / "models"
 

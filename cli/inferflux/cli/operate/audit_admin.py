@@ -175,7 +175,7 @@ def _parse_head(text: str) -> Head:
 
 
 def _anchor(files: Sequence[Path], keys: Sequence[AuditKeys]) -> Head | None:
-    """What the chain's `head` file says; None where files are checked that have none beside them.
+    """Head in the chain's `head` file; None where the checked files have none beside them.
 
     Raises:
         CommandError: it is not as it was written.
@@ -193,7 +193,7 @@ def _anchor(files: Sequence[Path], keys: Sequence[AuditKeys]) -> Head | None:
 
 
 def _check(files: Sequence[Path], keys: Sequence[AuditKeys], noted: Head | None) -> Verdict:
-    """What holds against the `head` file, and then against a head that was noted elsewhere."""
+    """Verify the chain against its `head` file, then against a head that was noted elsewhere."""
     found = _verify(files, keys, _anchor(files, keys))
     if noted is None or found.problem is not None:
         return found

@@ -109,4 +109,4 @@ async def _until_accepted(urls: list[str], tls_ca: str) -> None:
 
 
 async def _ignore(_error: Exception) -> None:
-    """What does not connect is tried again."""
+    """Ignore an error of the connection: the client tries again."""

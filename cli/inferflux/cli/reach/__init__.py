@@ -1,1 +1,1 @@
-"""How a command reaches a gateway, and how it says that it could not."""
+"""Access of a command to a gateway, and its errors."""

@@ -160,7 +160,7 @@ class Client:
     def resume(
         self, request_id: str, *, offset: int, on_delta: OnDelta = lambda _delta: None
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
-        """What a request has said and will say from a token on; `on_delta` is as in `chat`.
+        """Stream a request's tokens from `offset` on, past and future; `on_delta` is as in `chat`.
 
         Closing the generator early only ends this reading.
         """
@@ -179,7 +179,7 @@ class Client:
         return await self._call(lambda to: to.embedding.Rerank, request, timeout_s=_EMBED_LIMIT_S)
 
     async def models(self) -> list[model_pb2.Model]:
-        """What is served."""
+        """List the models."""
         reply = await self._call(lambda to: to.models.ListModels, model_pb2.ListModelsRequest())
         return list(reply.models)
 
@@ -412,7 +412,7 @@ class Client:
 def merged_status(
     answers: Sequence[cluster_pb2.GetStatusResponse | InferFluxError],
 ) -> cluster_pb2.GetStatusResponse:
-    """What several gateways say: the rows of all gateways, and the rest as the first that answered has it."""
+    """Merge the answers of several gateways: the rows of all, and the rest from the first that answered."""
     merged = cluster_pb2.GetStatusResponse()
     merged.CopyFrom(next(answer for answer in answers if isinstance(answer, cluster_pb2.GetStatusResponse)))
     others = [service for service in merged.services if service.name != _GATEWAY]

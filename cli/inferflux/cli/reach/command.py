@@ -1,4 +1,4 @@
-"""What the commands share: where they talk to, how they print."""
+"""Helpers that commands share: targets and output."""
 
 from __future__ import annotations
 

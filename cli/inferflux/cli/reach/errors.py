@@ -1,4 +1,4 @@
-"""How a command says that it could not do what was asked."""
+"""Error of a command that could not do what was asked."""
 
 from __future__ import annotations
 

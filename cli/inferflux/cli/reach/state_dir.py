@@ -1,4 +1,4 @@
-"""What the stack of this machine leaves on disk: its key, its data, its logs, and where it is to be reached.
+"""State directory of this machine's stack: its keys, data, logs and addresses.
 
 bootstrap.key   the admin key, made once, so that clients keep working over restarts
 service.key     what the services prove themselves to policy with
@@ -65,7 +65,7 @@ class StackState:
 
     @property
     def tls(self) -> Tls:
-        """How to speak TLS with its gateway, if at all."""
+        """TLS settings for its gateway."""
         return Tls(self.tls_ca)
 
     @classmethod
@@ -92,7 +92,7 @@ def default_path(env: Mapping[str, str]) -> Path:
 
 
 def home_path(env: Mapping[str, str]) -> Path:
-    """Where commands look that were told nothing: $XDG_STATE_HOME/inferflux or ~/.local/state/inferflux."""
+    """Default state directory of commands: $XDG_STATE_HOME/inferflux or ~/.local/state/inferflux."""
     base = env.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "inferflux"
 
@@ -217,7 +217,7 @@ class StateDir:
                 file.truncate(0)
 
     def has_leftovers(self) -> bool:
-        """Whether the last stack ended without tidying up: its processes may still be on their way out."""
+        """True if the last stack ended without tidying up: its processes may still be on their way out."""
         return self.stack_file.exists()
 
     def publish(self, state: StackState) -> None:

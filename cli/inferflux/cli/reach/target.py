@@ -1,4 +1,4 @@
-"""Which InferFlux a command talks to."""
+"""Target of a command: the InferFlux deployment that it talks to."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def usage_table(found: policy_pb2.GetRateLimitResponse) -> RenderableType:
 
 
 def used_table(used: policy_pb2.GetUsageResponse) -> RenderableType:
-    """What a tenant has used: a row per counter."""
+    """Table of a tenant's usage: a row per counter."""
     table = make_table("", ">used", ">of them cached")
     table.add_row("requests", f"{used.requests:,}", _NONE)
     table.add_row("prompt tokens", f"{used.prompt_tokens:,}", f"{used.cached_prompt_tokens:,}")

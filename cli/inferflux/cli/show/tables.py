@@ -88,7 +88,7 @@ def model_view(model: model_pb2.Model) -> RenderableType:
 
 
 def abilities(card: model_pb2.ModelCard) -> list[str]:
-    """What requests may ask of a model, in words."""
+    """Capabilities of a model, in words."""
     if card.role == model_pb2.MODEL_ROLE_EMBEDDING:
         return ["embed"]
     if card.role == model_pb2.MODEL_ROLE_RERANK:
@@ -178,7 +178,7 @@ def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
 
 
 def _rest(status: cluster_pb2.GetStatusResponse, *, has_hosts: bool = True) -> list[str]:
-    """What of the workers and hosts is not shown; nothing where all of them are."""
+    """Lines about workers and hosts that are not shown; none where all of them are."""
     if not status.next_page_token:
         return []
     counts = (
@@ -229,7 +229,7 @@ def _hosts(hosts: Sequence[cluster_pb2.HostSummary]) -> RenderableType:
 
 
 def _numbered(name: str) -> list[tuple[int, str]]:
-    """What names are sorted by, so that worker-9 comes before worker-10."""
+    """Sort key of a name, by which worker-9 comes before worker-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
@@ -253,7 +253,7 @@ def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus, *, is_whole: bool
 
 
 def _totals_lines(totals: scheduler_pb2.WorkerTotals) -> list[str]:
-    """How many workers there are in which state, where there are several."""
+    """Number of workers by state; no line for a single worker."""
     if totals.workers < 2:
         return []
     states = {"ready": totals.ready, "loading": totals.loading, "draining": totals.draining}
@@ -293,7 +293,7 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
 
 
 def _device_lines(status: scheduler_pb2.WorkerStatus) -> list[str]:
-    """Where a model is that is not on the CPU alone; and what is not as it was asked for."""
+    """Devices of a model that is not on the CPU alone, and warnings about its device settings."""
     context, name = status.device_context, escape(status.worker_id)
     lines = [f"[yellow]{name}: {escape(warning)}[/]" for warning in context.warnings]
     if context.gpu_layers:
@@ -304,7 +304,7 @@ def _device_lines(status: scheduler_pb2.WorkerStatus) -> list[str]:
 
 
 def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
-    """What each worker's KV cache holds, and how often a prompt finds a prefix there."""
+    """View of each worker's KV cache, and how often a prompt finds a prefix there."""
     if not status.HasField("scheduler"):
         return "[red]the scheduler does not answer: workers are unknown[/]"
     if not status.scheduler.workers:
@@ -321,7 +321,7 @@ def cache_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
 
 
 def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
-    """What fills the KV cache."""
+    """Table of the cells of each worker's KV cache."""
     table = make_table(
         "worker", ">KV cells", ">memory", ">of requests", ">cached", ">shared", ">most filled", "width"
     )
@@ -340,7 +340,7 @@ def _cells(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
 
 
 def _found(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
-    """What is cached of prompts, and how often one finds a prefix."""
+    """Table of cached sequences, and how often a prompt finds a prefix."""
     table = make_table("worker", ">cached sequences", ">prompts found", ">tokens found", "shares")
     for worker in workers:
         part = f" ({worker.prefix_hits / worker.prefix_queries:.0%})" if worker.prefix_queries else ""
@@ -355,7 +355,7 @@ def _found(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
 
 
 def _tiers(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
-    """What of the KV state is outside the KV cache, and how often a prompt's prefix came from there."""
+    """Table of KV state in host memory and on disk, and how often a prefix was restored from there."""
     table = make_table("worker", "tier", ">in use", ">states", "prefixes restored")
     for worker in workers:
         for name, tier in (("host memory", worker.host_tier), ("disk", worker.disk_tier)):
@@ -366,7 +366,7 @@ def _tiers(workers: Sequence[scheduler_pb2.WorkerStatus]) -> RenderableType:
 
 
 def _kv_memory(worker: scheduler_pb2.WorkerStatus) -> str:
-    """What keys and values take, and their types unless they are the usual one."""
+    """Memory of keys and values, and their types unless they are f16."""
     if not worker.kv_bytes:
         return "[dim]-[/]"
     types = "" if worker.kv_types in ("", "f16") else f" {escape(worker.kv_types)}"

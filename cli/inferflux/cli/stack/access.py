@@ -1,4 +1,4 @@
-"""Who may do what on the servers of a stack: a user and a password for each process that uses them."""
+"""Access to the servers of a stack: a user and a password for each process that uses them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Access:
     certificates: Path | None = None
 
     def urls(self, ports: Ports, kind: str, name: str) -> dict[str, str]:
-        """What a service is told of the servers that it uses."""
+        """Environment variables with the URLs of the servers that a service uses."""
         urls = {}
         nats_user = name if kind == "worker" else kind
         if nats_user in self.nats:
@@ -64,7 +64,7 @@ class Access:
         return f"redis-cluster://{place}/0" if ports.redis_buses else f"redis://{place}/0"
 
     def watched(self, primary: int) -> Watched:
-        """What servers of Redis and sentinels are told of each other.
+        """Settings by which Redis servers and sentinels find each other.
 
         Args:
             primary: the port of the primary at the start.
@@ -80,7 +80,7 @@ class Access:
         return TlsFiles(cert, key, ca_file(self.certificates))
 
     def tls_settings(self, kind: str) -> dict[str, str]:
-        """What a service is told of its certificate."""
+        """Environment variables with a service's certificate, key and CAs."""
         files = self.tls_of(kind) or TlsFiles()
         paths = {"CERT": files.cert, "KEY": files.key, "CA": files.ca, "CLIENT_CA": files.ca}
         # Without TLS, what a user has set for a client of another gateway is not for these.

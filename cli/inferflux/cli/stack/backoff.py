@@ -1,4 +1,4 @@
-"""How long to wait before a process that died is started again."""
+"""Delay before a process that died is started again."""
 
 from __future__ import annotations
 

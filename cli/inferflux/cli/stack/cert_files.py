@@ -1,4 +1,4 @@
-"""Where `inferctl admin certs` puts what it makes."""
+"""Files that `inferctl admin certs` writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the one-machine stack is asked to be."""
+"""Options of the one-machine stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which processes make up a stack, with what command, environment and order. Decides; starts nothing."""
+"""Plan of a stack: its processes, their commands, environments and order. Starts nothing."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def plan(
 
 
 def _watched(ports: Ports, state_dir: Path, access: Access) -> Watched | None:
-    """What servers of Redis and sentinels are told of each other.
+    """Settings by which Redis servers and sentinels find each other; None without sentinels.
 
     The primary is the one that was it last: others may lack what it has written.
     """
@@ -258,52 +258,52 @@ def joining(ports: Ports, access: Access, *, state_dir: Path, service_key: str) 
 
 
 def _audit(state_dir: Path) -> dict[str, str]:
-    """Where the audit trail of all processes is."""
+    """Environment variable with the folder of the audit trail of all processes."""
     return {"INFERFLUX_AUDIT_DIR": str(state_dir / "audit")}
 
 
 def _proof(service_key: str, access: Access) -> dict[str, str]:
-    """How gateways prove themselves to policy: with TLS, by their certificates."""
+    """Environment variable with the service key for policy; empty with TLS, where certificates prove it."""
     return {"INFERFLUX_SERVICE_KEY": "" if access.certificates else service_key}
 
 
 def _policy_address(ports: Ports) -> dict[str, str]:
-    """What callers of policy are told."""
+    """Environment variable with the addresses of policy."""
     return {"INFERFLUX_POLICY_ADDRESS": ",".join(f"{LOOPBACK}:{port}" for port in ports.policies)}
 
 
 def valkey_names(count: int) -> list[str]:
-    """What the valkey-servers are called."""
+    """Names of the valkey-servers."""
     return ["valkey"] if count == 1 else [f"valkey-{index}" for index in range(count)]
 
 
 def sentinel_names(count: int) -> list[str]:
-    """What the sentinels are called."""
+    """Names of the sentinels."""
     return [f"sentinel-{index}" for index in range(count)]
 
 
 def policy_names(count: int) -> list[str]:
-    """What the policy processes are called."""
+    """Names of the policy processes."""
     return ["policy"] if count == 1 else [f"policy-{index}" for index in range(count)]
 
 
 def nats_names(count: int) -> list[str]:
-    """What the nats-servers are called."""
+    """Names of the nats-servers."""
     return ["nats"] if count == 1 else [f"nats-{index}" for index in range(count)]
 
 
 def scheduler_names(count: int) -> list[str]:
-    """What the scheduler processes are called."""
+    """Names of the scheduler processes."""
     return ["scheduler"] if count == 1 else [f"scheduler-{index}" for index in range(count)]
 
 
 def gateway_names(count: int) -> list[str]:
-    """What the gateway processes are called."""
+    """Names of the gateway processes."""
     return ["gateway"] if count == 1 else [f"gateway-{index}" for index in range(count)]
 
 
 def worker_names(count: int) -> list[str]:
-    """What the worker processes are called."""
+    """Names of the worker processes."""
     return [f"worker-{index}" for index in range(count)]
 
 
@@ -328,7 +328,7 @@ def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, 
 
 
 def _zone(options: StackOptions, index: int) -> dict[str, str]:
-    """What a gateway or a worker is told of its zone, by its number among its kind."""
+    """Environment variable with the zone of a gateway or worker, by its number among its kind."""
     return {ZONE: options.zones[index % len(options.zones)]} if options.zones else {}
 
 

@@ -20,7 +20,7 @@ _USUAL_HTTP_PORT = 8080
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where each server of a stack listens on loopback.
+    """Ports on which the servers of a stack listen on loopback.
 
     Attributes:
         nats: of each nats-server, in the order of their names.
@@ -43,12 +43,12 @@ class Ports:
 
     @property
     def policies(self) -> tuple[int, ...]:
-        """Of each policy process, in the order of their names."""
+        """Port of each policy process, in the order of their names."""
         return (self.policy, *self.other_policies)
 
     @property
     def gateways(self) -> tuple[tuple[int, int], ...]:
-        """Of each gateway, that of gRPC and that of HTTP, in the order of their names."""
+        """gRPC and HTTP port of each gateway, in the order of their names."""
         return ((self.gateway, self.http), *self.other_gateways)
 
 

@@ -34,7 +34,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """Of the present or the last run.
+        """Process id of the present or the last run.
 
         Raises:
             RuntimeError: it was never started.

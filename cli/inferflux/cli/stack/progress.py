@@ -1,4 +1,4 @@
-"""What `inferctl up` shows of a stack's life: a live list while it starts, lines after that."""
+"""Display of `inferctl up`: a live list while it starts, lines after that."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _PONG = b"+OK\r\n+PONG"
 
 
 async def ask(spec: ProcessSpec) -> tuple[bool, str]:
-    """Whether it is ready, and what it still waits for where it says so."""
+    """Ask a process for its readiness, and for what it still waits, where it says so."""
     try:
         async with asyncio.timeout(_ANSWER_LIMIT_S):
             if spec.kind == "nats":

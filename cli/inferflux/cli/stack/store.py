@@ -1,4 +1,4 @@
-"""Whether nats-server still writes to its disk, and whether starting it again would heal it.
+"""Check that nats-server still writes to its disk, and whether a restart would heal it.
 
 A stream keeps its first write error for as long as the server runs, also when the disk has space again.
 """
@@ -47,7 +47,7 @@ def error_in(status: int, body: bytes) -> str:
 
 
 def takes_writes(directory: Path) -> bool:
-    """Whether a megabyte can be written and synced there. It is gone afterwards."""
+    """True if a megabyte can be written and synced there. It is deleted afterwards."""
     try:
         with tempfile.TemporaryFile(dir=directory, prefix="space-", buffering=0) as trial:
             is_whole = trial.write(_TRIAL) == len(_TRIAL)

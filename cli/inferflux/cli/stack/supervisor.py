@@ -86,18 +86,18 @@ class Stack:
 
     @property
     def endpoint(self) -> str:
-        """Of the first gateway."""
+        """Address of the first gateway."""
         return self.endpoints[0]
 
     @property
     def http_urls(self) -> tuple[str, ...]:
-        """Where each gateway serves HTTP."""
+        """URL at which each gateway serves HTTP."""
         scheme = "https" if self.tls.is_on else "http"
         return tuple(f"{scheme}://{LOOPBACK}:{port}" for _, port in self._ports.gateways)
 
     @property
     def http_url(self) -> str:
-        """Of the first gateway."""
+        """HTTP URL of the first gateway."""
         return self.http_urls[0]
 
     @property
@@ -121,7 +121,7 @@ class Stack:
 
     @property
     def tls(self) -> Tls:
-        """How to speak TLS with it, if at all."""
+        """TLS settings for its gateways."""
         folder = self._granted.certificates
         return PLAIN_TEXT if folder is None else Tls(ca_file(folder))
 

@@ -1,1 +1,1 @@
-"""What InferFlux and its clients agree on, beside the messages of `inferflux.v1`: pure, but for protobuf."""
+"""Contract of InferFlux and its clients, beside the messages of `inferflux.v1`: pure, but for protobuf."""

@@ -44,7 +44,7 @@ def without_keys(text: str) -> str:
 
 
 class FailedCall(Protocol):
-    """How gRPC raises that a call failed: `grpc.aio.AioRpcError`, or an error of a call that blocks."""
+    """Error that gRPC raises for a failed call: `grpc.aio.AioRpcError`, or an error of a call that blocks."""
 
     def code(self) -> Any: ...
     def details(self) -> str | None: ...

@@ -34,7 +34,7 @@ class InOrder:
         return range(self.state.next_offset, self._held[0][0]) if self._held else None
 
     def offer(self, chunk: tokens_pb2.TokenChunk) -> list[tokens_pb2.TokenChunk]:
-        """What can be passed on now, each chunk cut to what is new."""
+        """Take a chunk and return the chunks that can be passed on now, each cut to its new tokens."""
         epoch = self.state.epoch
         accepted = self._judge(chunk)
         while self._held and self._held[0][0] <= self.state.next_offset:

@@ -1,4 +1,4 @@
-"""What a reader of a token stream knows, and what it does with each chunk. No I/O, no clock.
+"""State of a token stream's reader, and its verdict on each chunk. No I/O, no clock.
 
 Chunks may come late, twice, out of order, from a worker that was replaced, or not at all. What leaves here
 is every token once, in order, and one terminal event.
@@ -20,7 +20,7 @@ _REMEMBERED_CHUNKS = 64
 
 
 class Verdict(Enum):
-    """What to do with a chunk."""
+    """Verdict on a chunk."""
 
     # It is the next one: pass it on.
     ACCEPT = "accept"
@@ -77,7 +77,7 @@ class StreamState:
         return Verdict.ACCEPT
 
     def _is_news(self, chunk: tokens_pb2.TokenChunk, event: str | None) -> bool:
-        """Whether a chunk without new tokens says something that was not said."""
+        """True if a chunk without new tokens carries an event that is new."""
         if event == "started":
             return chunk.epoch > self.epoch or not self.has_started
         if chunk.token_ids:
@@ -111,7 +111,7 @@ class StreamState:
         chunk.offset = self.next_offset
 
     def _unseen_text(self, chunk: tokens_pb2.TokenChunk) -> str:
-        """What follows the text that was passed on; empty where that cannot be told.
+        """Text of a chunk behind the text that was passed on; empty where that cannot be told.
 
         Tokens do not say how much of the text is theirs. The text that was passed on for them does, if it
         began where this chunk begins, or one of the repeated chunks right before it.
@@ -168,7 +168,7 @@ class _Texts:
 
 
 def can_merge(first: tokens_pb2.TokenChunk, second: tokens_pb2.TokenChunk) -> bool:
-    """Whether two accepted neighbours say the same as one chunk: tokens, then perhaps a good end."""
+    """True if two accepted neighbours can be sent as one chunk: tokens, then perhaps a good end."""
     if first.epoch != second.epoch or first.offset + len(first.token_ids) != second.offset:
         return False
     most = _MAX_MERGED_LOGPROBS if first.logprobs or second.logprobs else _MAX_MERGED_TOKENS

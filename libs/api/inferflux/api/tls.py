@@ -1,4 +1,4 @@
-"""How a client speaks TLS with a gateway."""
+"""TLS between a client and a gateway."""
 
 from __future__ import annotations
 

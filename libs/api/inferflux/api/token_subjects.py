@@ -1,4 +1,4 @@
-"""Where the tokens of a request are published on NATS, and where replies to a reader come in."""
+"""NATS subjects of a request's tokens, and of the replies to a reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def is_safe_token(text: str) -> bool:
-    """Whether `text` can stand in a subject as it is: 1-64 of A-Z a-z 0-9 _ -."""
+    """True if `text` can stand in a subject as it is: 1-64 of A-Z a-z 0-9 _ -."""
     return _SAFE.fullmatch(text) is not None
 
 

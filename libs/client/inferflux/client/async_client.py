@@ -77,7 +77,7 @@ class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
         await self._call(lambda to: to.inference.Cancel, request, timeout_s)
 
     async def models(self, *, timeout_s: float = 10.0) -> list[model_pb2.Model]:
-        """What is served, or was: a model without workers is not served now."""
+        """List the models that are served, or were: a model without workers is not served now."""
         request = model_pb2.ListModelsRequest()
         return list((await self._call(lambda to: to.models.ListModels, request, timeout_s)).models)
 

@@ -1,4 +1,4 @@
-"""What both clients do alike: arguments become requests, and requests streams."""
+"""Base of both clients: it makes requests from arguments, and streams from requests."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class RequestCalls(Generic[_G]):
 
     @property
     def address(self) -> str:
-        """Of the gateway that was called last."""
+        """Address of the gateway that was called last."""
         return self._gateway.address
 
     def open(self, step: Step, following: Following) -> Any:
@@ -61,7 +61,7 @@ class RequestCalls(Generic[_G]):
 
 
 def metadata(api_key: str, request_id: str = "", *, priority: int = 0, idempotency_key: str = "") -> Metadata:
-    """What every call carries, and of a call that sends a request its id and its priority: a busy gateway
+    """Metadata of a call; a call that sends a request also has its id and its priority: a busy gateway
     takes urgent calls first, before it reads them. By the key it knows a request that is sent again.
     """
     pairs = (

@@ -82,7 +82,7 @@ class Client(BaseClient[Gateway, Stream]):
         self._call(lambda to: to.inference.Cancel, request, timeout_s)
 
     def models(self, *, timeout_s: float = 10.0) -> list[model_pb2.Model]:
-        """What is served, or was: a model without workers is not served now."""
+        """List the models that are served, or were: a model without workers is not served now."""
         request = model_pb2.ListModelsRequest()
         return list(self._call(lambda to: to.models.ListModels, request, timeout_s).models)
 

@@ -1,4 +1,4 @@
-"""How a request is cancelled whose reader leaves and that would go on without it."""
+"""Cancellation of a request whose reader leaves and that would go on without it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _EARLY_CANCELS = 4
 
 
 def n_cancels(*, is_known: bool) -> int:
-    """How often a request is cancelled: once when a chunk has come, else again while it is not found."""
+    """Number of tries to cancel a request: one when a chunk has come, else more while it is not found."""
     return 1 if is_known else _EARLY_CANCELS

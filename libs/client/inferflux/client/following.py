@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a stream is tried for.
+    """Limits of the tries to complete a stream.
 
     Attributes:
         window_s: how long a lost stream is tried for; 0: it is an error at once.
@@ -66,7 +66,7 @@ class Patience:
 
 
 class Following:
-    """What is known of a request.
+    """Client's state of a request, over all its calls and tries.
 
     Args:
         request_id: the caller's own; empty draws one, and another one for each new try of the request.
@@ -108,22 +108,22 @@ class Following:
 
     @property
     def is_known(self) -> bool:
-        """Whether a chunk has come: the request is with the scheduler."""
+        """True if a chunk has come: the request is with the scheduler."""
         return self._has_begun
 
     @property
     def must_be_cancelled(self) -> bool:
-        """Whether the request goes on when its connection ends."""
+        """True if the request goes on when its connection ends."""
         may_run = not self.is_over or self._is_given_up
         return self.is_own and may_run and self._patience.window_s > 0
 
     @property
     def window_s(self) -> int:
-        """How long the request goes on without a reader."""
+        """Seconds for which the request goes on without a reader."""
         return self._patience.window_s
 
     def take(self, chunk: tokens_pb2.TokenChunk) -> bool:
-        """Whether a chunk says something new; it is cut to that.
+        """True if a chunk says something new; the chunk is cut to that.
 
         Raises:
             InferFluxError: the generation failed, or tokens before the chunk are missing.
@@ -168,7 +168,7 @@ class Following:
         self._is_given_up = False
 
     def _may_go_on(self, error: InferFluxError) -> bool:
-        """Whether the request may run after an error that ends its stream. Its deadline ends it anyway."""
+        """True if the request may run after an error that ends its stream. Its deadline ends it anyway."""
         is_ended = self._state.is_ended or error.reason in _ENDED
         if is_ended or isinstance(error, DeadlineExceeded | NotFound):
             return False
@@ -224,7 +224,7 @@ class Following:
 
 
 def _may_be_accepted(error: InferFluxError) -> bool:
-    """Whether a request may run whose first call ended with this error, without a chunk.
+    """True if a request may run whose first call ended with this error, without a chunk.
 
     What the gateway refuses it gives a reason for. gRPC says by itself that a connection was lost.
     """
@@ -232,7 +232,7 @@ def _may_be_accepted(error: InferFluxError) -> bool:
 
 
 def _may_pass(error: InferFluxError) -> bool:
-    """Whether the stream can be taken up again: the connection or the gateway was lost, not the request.
+    """True if the stream can be resumed: the connection or the gateway was lost, not the request.
 
     A gateway that just started may not know the request for a moment. A request that was sent again is taken
     already when it was accepted after all.

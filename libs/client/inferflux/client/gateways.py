@@ -56,7 +56,7 @@ class Gateways(Generic[_G]):
         return self._opened[address]
 
     def take_all(self) -> list[_G]:
-        """Those that were opened, to be closed."""
+        """Remove and return the opened channels, to be closed."""
         with self._lock:
             opened = list(self._opened.values())
             self._opened = {}

@@ -1,4 +1,4 @@
-"""What a call's arguments become: messages of `inference.proto`. Pure."""
+"""Messages of `inference.proto` from a call's arguments. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BREAKERS: Final = "dry_sequence_breakers"
 
 
 class Options(TypedDict, total=False):
-    """What may be asked of a generation, under the names and with the ranges of `generation.proto`.
+    """Options of a generation, under the names and with the ranges of `generation.proto`.
 
     `params`, a GenerationParams, is what these options are added to.
 

@@ -1,4 +1,4 @@
-"""Which calls are made again that were refused. No I/O, no clock."""
+"""Retries of refused calls. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Retrying:
         self._n_waits = 0
 
     def after(self, error: InferFluxError) -> Again | None:
-        """What follows a refusal; None where it is final."""
+        """Next try after a refusal; None where it is final."""
         is_away = isinstance(error, Unavailable)
         if not is_away and error.retry_delay_s is None:
             return None
@@ -76,12 +76,12 @@ class Retrying:
 
 
 def never_connected(error: InferFluxError) -> bool:
-    """Whether a call certainly did not arrive: nothing answers there."""
+    """True if a call certainly did not arrive: nothing answers there."""
     return isinstance(error, Unavailable) and error.message.startswith(_NEVER_CONNECTED)
 
 
 def was_lost(error: InferFluxError) -> bool:
-    """Whether the connection of a call is gone: its gateway was killed, or cannot be reached any more."""
+    """True if the connection of a call is gone: its gateway was killed, or cannot be reached any more."""
     is_grpc = isinstance(error, Unavailable) and error.reason == Unavailable.default_reason
     return is_grpc and not never_connected(error) and any(words in error.message for words in _LOST)
 

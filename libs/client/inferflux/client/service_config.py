@@ -1,4 +1,4 @@
-"""How a channel of gRPC spreads calls over gateways, and which it makes again: gRPC's service config, JSON.
+"""Service config of a gRPC channel, as JSON: load balancing over gateways, and retries.
 
 Addresses that a name means take turns. A call that ended with UNAVAILABLE before anything came is made again,
 at most three times in all, at the address whose turn it is: gRPC itself makes no call again of which headers

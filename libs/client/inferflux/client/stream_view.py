@@ -1,4 +1,4 @@
-"""What a stream of either client shows of its request."""
+"""View of a stream of either client: its request's id, text, tokens and end."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class StreamView:
 
     @property
     def request_id(self) -> str:
-        """Of the request; a request that is sent anew has another one, unless the caller gave it."""
+        """Id of the request; a request that is sent anew has another one, unless the caller gave it."""
         return self._following.request_id
 
     @property
     def resumes(self) -> int:
-        """How often the stream was lost and went on."""
+        """Number of times that the stream was lost and resumed."""
         return self._following.resumes
 
     @property
@@ -68,7 +68,7 @@ class StreamView:
         return error
 
     def _take(self, chunk: tokens_pb2.TokenChunk) -> bool:
-        """Whether a chunk is to be passed on; it is cut to what is new."""
+        """True if a chunk is to be passed on; the chunk is cut to what is new."""
         if not self._following.take(chunk):
             return False
         self._texts.append(chunk.text)

@@ -1,4 +1,4 @@
-"""Which gateways a client calls, and with which key. Pure."""
+"""Target of a client: the gateways that it calls, and its key. Pure."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def resolve(addresses: str | Sequence[str], api_key: str, env: Mapping[str, str]
 
 
 def may_be_several(addresses: Sequence[str]) -> bool:
-    """Whether addresses may mean more gateways than one."""
+    """True if addresses may mean more gateways than one."""
     return len(addresses) > 1 or addresses[0].startswith((_OF_NAMES, *_OF_NUMBERS))
 
 

@@ -169,7 +169,7 @@ class TokenReader:
         return _decoded([message.data])
 
     async def _replayed(self, subject: str) -> list[tokens_pb2.TokenChunk]:
-        """What the replay stream holds of a subject; nothing while it does not answer."""
+        """Chunks that the replay stream holds of a subject; none while it does not answer."""
         inbox = self._nats.new_inbox()
         stored = await self._nats.subscribe(inbox)
         # Only the creation of a consumer with a name says in its subject what it reads.
@@ -200,7 +200,7 @@ class TokenReader:
 
 
 class _Gap:
-    """How long tokens have been missing."""
+    """Timer of missing tokens."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -209,7 +209,7 @@ class _Gap:
         self._replay_due_s = 0.0
 
     def wait_s(self, missing: range | None, now_s: float) -> float:
-        """How long to wait for a live message before the replay stream is asked; 0: not at all.
+        """Seconds to wait for a live message before the replay stream is asked; 0: not at all.
 
         Raises:
             Unavailable: the same tokens have been missing for too long.

@@ -119,7 +119,7 @@ class Bus:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection is there, and `on_connect` has told of it.
+        """True if the connection is there, and `on_connect` has told of it.
 
         The client has a connection before it has subscribed again: nothing has come on it yet.
         """
@@ -127,7 +127,7 @@ class Bus:
 
     @property
     def is_clustered(self) -> bool:
-        """Whether its server is one of several."""
+        """True if its server is one of several."""
         return self._link.is_clustered
 
     @property
@@ -186,7 +186,7 @@ class Bus:
         await self._link.flush(timeout_s)
 
     async def check_connection(self, timeout_s: float = 1.0) -> None:
-        """Whether NATS is there at this moment; asks it.
+        """Check that NATS answers at this moment, within `timeout_s`.
 
         Raises:
             Unavailable: it is not (NATS_UNAVAILABLE).
@@ -285,7 +285,7 @@ class Bus:
         )
 
     def check_queue(self) -> None:
-        """Whether a job has a chance to be queued.
+        """Check that the work queue can be written to, as far as is known.
 
         Raises:
             Unavailable: JetStream does not write at present (STORE_UNAVAILABLE).

@@ -1,4 +1,4 @@
-"""What the bus needs of a connection; `NatsClient` and `MemoryClient` are two."""
+"""Interface of a connection of the bus; `NatsClient` and `MemoryClient` implement it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Client(Protocol):
 
     @property
     def is_clustered(self) -> bool:
-        """Whether the server said that it is one of a cluster."""
+        """True if the server said that it is one of a cluster."""
 
     @property
     def max_payload(self) -> Any:

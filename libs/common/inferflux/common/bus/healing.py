@@ -1,4 +1,4 @@
-"""What a lost connection or a deleted stream took away is made again."""
+"""Recovery of subscriptions and streams after a lost connection or a deleted stream."""
 
 from __future__ import annotations
 

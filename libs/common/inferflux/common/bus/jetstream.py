@@ -50,17 +50,17 @@ def object_stream(bucket: str) -> str:
 
 
 def deleted_advisory(stream: str) -> str:
-    """What JetStream publishes to when the stream was deleted."""
+    """Subject of JetStream's advisory that the stream was deleted."""
     return _DELETED + stream
 
 
 def is_ours(deleted: str) -> bool:
-    """Whether an advisory of a deleted stream, by its subject, is about one of ours."""
+    """True if an advisory of a deleted stream, by its subject, is about one of ours."""
     return deleted.removeprefix(_DELETED) in subjects.STREAMS
 
 
 async def exists(link: Link, stream: str) -> bool:
-    """Whether there is a stream of this name.
+    """True if there is a stream of this name.
 
     Raises:
         Unavailable, DeadlineExceeded: JetStream does not answer.

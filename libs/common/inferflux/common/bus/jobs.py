@@ -47,7 +47,7 @@ _MAKING_TRIES = 5
 
 
 class _Delivery(NamedTuple):
-    """What a reply subject `$JS.ACK...` says of a delivered message."""
+    """Fields of a delivered message, from its reply subject `$JS.ACK...`."""
 
     sequence: int
     timestamp: int
@@ -106,7 +106,7 @@ class Job:
 
     @property
     def stored_unix_s(self) -> float:
-        """When the queue stored it, by the server's clock: see `JobConsumer.age_s`."""
+        """Time at which the queue stored it, in Unix seconds by the server's clock: see `age_s`."""
         return self.key[1] / 1e9
 
     async def ack(self) -> None:
@@ -195,7 +195,7 @@ class JobConsumer:
         return await self._clock.age_s(job.stored_unix_s)
 
     async def has_all(self) -> bool:
-        """Whether every job of the queue has come here: JetStream has none to deliver, or to deliver again.
+        """True if every job of the queue has come here: JetStream has none to deliver, or to deliver again.
 
         Raises:
             Unavailable, DeadlineExceeded: JetStream does not answer.
@@ -444,7 +444,7 @@ class JobConsumer:
         return True
 
     def _has_moved(self, info: Mapping[str, Any]) -> bool:
-        """Whether another server leads the consumer than when it was made, as far as is known."""
+        """True if another server leads the consumer than when it was made, as far as is known."""
         leader = _leader_of(info)
         self._leader = self._leader or leader
         if leader in ("", self._leader):
@@ -453,7 +453,7 @@ class JobConsumer:
         return True
 
     def _is_own(self, info: Mapping[str, Any]) -> bool:
-        """Whether it was made here: by a request that was not answered, too."""
+        """True if the consumer was made here: by a request that was not answered, too."""
         return bool(info["config"].get("description") == self._owner)
 
     def _fail(self, error: InferFluxError) -> None:

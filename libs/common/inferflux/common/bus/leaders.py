@@ -36,7 +36,7 @@ async def ask_leaders(
     timeout_s: float,
     is_final: Callable[[_Answer], bool] = lambda _answer: False,
 ) -> dict[Partition, _Answer]:
-    """What the leader of each partition answers; those that did not in time are missing.
+    """Ask the leader of each partition; those that did not answer in time are missing.
 
     The first answer tells how many there are.
 
@@ -74,7 +74,7 @@ async def ask_who_has(
     timeout_s: float,
     is_found: Callable[[_Answer], bool],
 ) -> _Answer:
-    """What the leader answers that has what is asked for; any answer, where all say that they do not have it.
+    """Answer of the leader that has what is asked for; any answer where no leader has it.
 
     Raises:
         DeadlineExceeded: of those that answered within `timeout_s` none has it, and another one may.

@@ -1,4 +1,4 @@
-"""What the parts of the bus share: sending, requests, and JetStream's API over one connection."""
+"""Link of the bus to NATS: sending, requests, and JetStream's API over one connection."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class ApiError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether servers of a cluster have yet to agree: within seconds, if enough of them are there."""
+        """True if servers of a cluster have yet to agree: within seconds, if enough of them are there."""
         return self.err_code in _ELECTING
 
     @property
     def is_store_failure(self) -> bool:
-        """Whether JetStream could not write, which ends when its disk or its quorum is back."""
+        """True if JetStream could not write, which ends when its disk or its quorum is back."""
         return not self.is_passing and (self.code == _UNAVAILABLE or self.err_code in _STORE_FAILED)
 
     def to_error(self) -> InferFluxError:
@@ -110,7 +110,7 @@ class Link:
 
     @property
     def is_clustered(self) -> bool:
-        """Whether the server is one of several."""
+        """True if the server is one of several."""
         return self.client.is_clustered
 
     def send(

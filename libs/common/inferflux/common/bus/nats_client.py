@@ -288,7 +288,7 @@ def decode_subject(subject: bytes) -> str | None:
 
 
 def _is_one_word(text: str) -> bool:
-    """Whether there is something, and no white space."""
+    """True if the text is not empty and has no white space."""
     return text.split(maxsplit=1) == [text]
 
 

@@ -143,7 +143,7 @@ class ObjectBucket:
 
 
 def _read_info(data: bytes) -> dict[str, Any] | None:
-    """What is said of a file; None for what no client of the bucket writes, which counts as no file."""
+    """Read a file's info; None for what no client of the bucket writes, which counts as no file."""
     if len(data) > _MAX_INFO_BYTES:
         return None
     try:

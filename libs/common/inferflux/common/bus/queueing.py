@@ -91,7 +91,7 @@ async def enqueue(
 
 
 def not_writing() -> Unavailable:
-    """What is said of every job while JetStream does not write."""
+    """Error of every job while JetStream does not write."""
     return Unavailable(
         "the work queue cannot be written to at present", reason=STORE_UNAVAILABLE, retry_delay_s=2.0
     )

@@ -9,7 +9,7 @@ _OF_A_CLUSTER = 3
 
 
 def wanted(asked: int, *, is_clustered: bool, present: int = 0) -> int:
-    """How many servers a stream is to be kept on.
+    """Number of servers that a stream is to be kept on.
 
     Args:
         asked: by configuration; `AUTO`: three in a cluster, and one without.
@@ -22,5 +22,5 @@ def wanted(asked: int, *, is_clustered: bool, present: int = 0) -> int:
 
 
 def fallback(asked: int, *, present: int) -> int | None:
-    """What to do with where there are too few servers for it; None: nothing, it has to wait for them."""
+    """Number of replicas where there are too few servers; None: the stream has to wait for them."""
     return max(present, 1) if asked == AUTO else None

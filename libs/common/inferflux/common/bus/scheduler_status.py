@@ -1,4 +1,4 @@
-"""What schedulers say of themselves: one, or the leader of each partition of the models."""
+"""Status of the schedulers: one, or the leader of each partition of the models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def ask_schedulers(
     page_size: int = 0,
     after_worker_id: str = "",
 ) -> list[scheduler_pb2.SchedulerStatus]:
-    """What the leader of each partition says, in the order of partitions; those that did not answer in time
+    """Status of each partition's leader, in the order of partitions; those that did not answer in time
     are missing. The first answer tells how many there are.
 
     Args:
@@ -63,7 +63,7 @@ def together(statuses: Sequence[scheduler_pb2.SchedulerStatus]) -> scheduler_pb2
 
 
 def totals_of(status: scheduler_pb2.SchedulerStatus) -> scheduler_pb2.WorkerTotals:
-    """Of all workers of a scheduler: a scheduler that does not count them answers with all of them."""
+    """Totals of all workers of a scheduler: a scheduler that does not count them answers with all of them."""
     if status.HasField("worker_totals"):
         return status.worker_totals
     totals = scheduler_pb2.WorkerTotals()

@@ -1,4 +1,4 @@
-"""How long ago the server of a stream stored a message, whatever the clock of this host says."""
+"""Age of a stream's message by its server's clock, whatever the clock of this host says."""
 
 from __future__ import annotations
 

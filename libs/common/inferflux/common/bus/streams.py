@@ -109,7 +109,7 @@ async def ensure_streams(link: Link, limits: StreamLimits) -> None:
 
 
 async def are_missing(link: Link) -> bool:
-    """Whether one of the streams is gone.
+    """True if one of the streams is gone.
 
     Raises:
         Unavailable, DeadlineExceeded: JetStream does not answer.

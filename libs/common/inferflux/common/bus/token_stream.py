@@ -30,7 +30,7 @@ class TokenSubscription:
 
     @property
     def dropped(self) -> bool:
-        """Whether messages may have been lost since this was last asked. Asking clears it."""
+        """True if messages may have been lost since the last call. The call clears it."""
         dropped, self._dropped = self._dropped, False
         return dropped
 

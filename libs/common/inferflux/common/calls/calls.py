@@ -20,7 +20,7 @@ _LONGEST_DEADLINE_S = 10 * 365 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What came with a call beside its message.
+    """Context of a call: what came with it beside its message.
 
     A disconnect is no field: the front cancels the task that serves the call.
 

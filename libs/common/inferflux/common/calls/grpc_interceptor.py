@@ -1,4 +1,4 @@
-"""What happens around every RPC: its request id, its admission, its body, its errors, its log line.
+"""Interceptor of every RPC: its request id, its admission, its body, its errors, its log line.
 
 The order protects the process from strangers: metadata is checked, the caller is admitted, and only then is
 the body received, measured and decoded. grpc.aio would decode before a handler runs, so it sees every method
@@ -56,7 +56,7 @@ _Reply = Callable[[Any, Context], Awaitable[Any]]
 
 
 class Admitted(Protocol):
-    """Who was admitted: the key of a tenant, or a service, which has none."""
+    """Admitted caller: the key of a tenant, or a service, which has none."""
 
     @property
     def tenant(self) -> str: ...
@@ -120,7 +120,7 @@ def serving(call: CallInfo) -> Iterator[None]:
 
 
 def caller_as(kind: type[_Caller]) -> _Caller:
-    """Who makes the RPC that this task serves, as its admission knows them.
+    """Caller of the RPC that this task serves, as its admission knows it.
 
     Raises:
         TypeError: the call was not admitted.
@@ -234,7 +234,7 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
         await call.begin(caller, is_told=rule.scope != SERVICE)
 
     async def _request(self, context: Context, rule: MethodRule, handler: Any) -> Any:
-        """What the handler gets: its message, or an iterator over its messages."""
+        """Handler's argument: its message, or an iterator over its messages."""
         receiving = self._open if rule.is_open else self._admitted
         if handler.request_streaming:
             return _messages(context, receiving, rule, handler.request_deserializer)
@@ -432,7 +432,7 @@ def short_name(method: str) -> str:
 
 
 def _gone() -> asyncio.CancelledError:
-    """What ends an RPC whose caller left while it was answered: grpc logs its own errors with a traceback."""
+    """Error that ends an RPC whose caller has left: grpc logs its own errors with a traceback."""
     return asyncio.CancelledError("the caller is gone")
 
 

@@ -1,4 +1,4 @@
-"""What gRPC logs with a traceback for each call, though it is a client's doing.
+"""Filters of tracebacks that gRPC logs for errors of clients.
 
 Bad header bytes are counted and logged in one line. A client that left while it was answered is not logged.
 """

@@ -121,7 +121,7 @@ class Receiving:
         self._set_timer()
 
     def _next_owner(self) -> Hashable:
-        """Whose call is next to get a place: the owner's with fewest."""
+        """Owner of the call that gets the next place: the owner with the fewest places."""
         return min(self._waiters, key=self._places.count)
 
     def _forget(self, owner: Hashable, waiter: asyncio.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""What each method of a server takes: which scope its callers need, and how large its messages may be."""
+"""Rules of a server's methods: the scope that callers need, and the largest message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPEN_BODY_BYTES = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class MethodRule:
-    """What one method takes.
+    """Rule of one method: its callers' scope, and the bounds of its messages.
 
     Attributes:
         scope: the scope that the caller's key needs, or `SERVICE`; "" admits every caller.

@@ -43,7 +43,7 @@ def channel_credentials(tls: ClientTls) -> Reloaded[grpc.ChannelCredentials]:
 
 
 def certificate_name(auth_context: Any) -> str:
-    """Whose certificate a caller over gRPC has shown, by its common name; "" without one.
+    """Common name of the certificate that a caller over gRPC has shown; "" without one.
 
     Args:
         auth_context: of the call, which has it only of a certificate that was verified.

@@ -1,4 +1,4 @@
-"""How services prove to policy that they are: a secret that all of them share, or, with mutual TLS, a
+"""Authentication of services to policy: a secret that all of them share, or, with mutual TLS, a
 certificate. No I/O.
 """
 

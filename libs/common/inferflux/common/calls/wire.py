@@ -78,7 +78,7 @@ def find_invalid_utf8(data: bytes, descriptor: Descriptor) -> str:
 
 
 def has_more_fields(data: bytes, descriptor: Descriptor, most: int) -> bool:
-    """Whether a message and those inside it have more than `most` fields, known ones and others.
+    """True if a message and those inside it have more than `most` fields, known ones and others.
 
     What follows the first malformed byte is not counted: protobuf stops there as well.
     """
@@ -101,7 +101,7 @@ class _SpentError(Exception):
 
 @dataclass(slots=True)
 class _Budget:
-    """What a walk may still look at."""
+    """Budget of a walk over a message: the fields and the bytes of text that it may still read."""
 
     fields: int
     text_bytes: int
@@ -177,7 +177,7 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _is_utf8(value: memoryview, budget: _Budget) -> bool:
-    """Whether a text is UTF-8, or its beginning that the budget allows."""
+    """True if a text is UTF-8, or its beginning that the budget allows."""
     part = value[: budget.text_bytes]
     budget.text_bytes -= len(part)
     try:

@@ -8,7 +8,7 @@ from .errors import InvalidArgument
 
 
 def is_address(address: str) -> bool:
-    """Whether `split` can take it apart."""
+    """True if `split` can take it apart."""
     _, colon, port = address.rpartition(":")
     return bool(colon) and port.isascii() and port.isdigit() and int(port) <= 65535
 

@@ -31,11 +31,11 @@ def new(*, caller: str = "", idempotency_key: str = "", asked: bytes = b"") -> s
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two submissions under one request id are the same call."""
+    """True if two submissions under one request id are the same call."""
     calls = one.partition("-")[2], other.partition("-")[2]
     return one == other or (calls[0] != "" and calls[0] == calls[1])
 
 
 def may_be_sent_again(attempt: str) -> bool:
-    """Whether the call would be known again."""
+    """True if the call would be known again."""
     return "-" in attempt

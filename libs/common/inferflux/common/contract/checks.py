@@ -1,4 +1,4 @@
-"""What a field of a message may hold. Pure; every error names its field.
+"""Checks of a message's fields. Pure; every error names its field.
 
 Any client of NATS may publish anything, so each receiver checks a message before it acts on it. A receiver's
 rules are built from these.

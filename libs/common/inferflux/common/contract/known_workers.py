@@ -1,4 +1,4 @@
-"""How many workers a service keeps: heartbeats of invented ones take no more than that. Pure."""
+"""Limit of the workers that a service keeps, which bounds the memory of invented ones. Pure."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Partition:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all models."""
+        """True if it has all models."""
         return self.count == 1
 
     @property
@@ -72,8 +72,8 @@ def divide(count: int) -> list[Partition]:
 
 
 def indexes_of(models: Iterable[str], count: int) -> set[int]:
-    """Which of `count` partitions these models are in. One that has all models also has those that are not
-    named."""
+    """Indexes of the partitions, of `count`, that these models are in. A single one has all models, named
+    or not."""
     return {0} if count == 1 else {shard_of(model) % count for model in models}
 
 

@@ -37,13 +37,13 @@ def monotonic_s(unix_ms: int, *, now_s: float, unix_s: float) -> float:
 
 
 def deadline_s(request: scheduler_pb2.InferenceRequest, *, now_s: float, unix_s: float) -> float:
-    """When the client of a request gives up, by the monotonic clock; infinite where it does not."""
+    """Time at which a request's client gives up, in monotonic seconds; infinite where it does not."""
     at_ms = request.deadline_unix_ms
     return monotonic_s(at_ms, now_s=now_s, unix_s=unix_s) if at_ms else math.inf
 
 
 def queue_ms(request: scheduler_pb2.InferenceRequest, *, unix_s: float) -> float:
-    """How long a request has waited until now, by our wall clock; never negative."""
+    """Milliseconds that a request has waited until now, by our wall clock; never negative."""
     return max(unix_s - request.enqueued_unix_ms / 1000, 0.0) * 1000
 
 

@@ -1,4 +1,4 @@
-"""Which terms of leadership are believed (pure).
+"""Acceptance of terms of leadership (pure).
 
 A term is the time in milliseconds at which its holder took the lead, or one more than the term before. One
 far beyond the present was made up: a worker that believed it would refuse every true one after it.
@@ -31,7 +31,7 @@ class SeenTerms:
         return self._terms
 
     def accepts(self, partition: str, term: int, unix_ms: int) -> bool:
-        """Whether what was sent under a term counts. If so, older terms of that partition are refused from
+        """True if what was sent under a term counts. If so, older terms of that partition are refused from
         now on. A term far beyond the present never counts.
 
         Args:

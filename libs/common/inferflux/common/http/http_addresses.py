@@ -1,4 +1,4 @@
-"""Which addresses InferFlux's own HTTP client may connect to. No I/O."""
+"""Addresses that InferFlux's own HTTP client may connect to. No I/O."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parse_networks(texts: Collection[str]) -> tuple[Network, ...]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether the internet has this address: no private, loopback, link-local or shared one, no multicast."""
+    """True if the internet has this address: no private, loopback, link-local or shared one, no multicast."""
     if not address.is_global or address.is_multicast:
         return False
     if isinstance(address, IPv6Address) and address not in _IPV6_PUBLIC:

@@ -360,7 +360,7 @@ def _origin(target: httpx2.URL) -> str:
 def _redirected(
     target: httpx2.URL, location: str, sent: Mapping[str, str]
 ) -> tuple[httpx2.URL, dict[str, str]]:
-    """Where a redirect leads, and the headers that are sent there."""
+    """Target of a redirect, and the headers that are sent there."""
     try:
         to = _parse(str(target.join(location).copy_with(fragment=None)))
     except (ValueError, httpx2.InvalidURL) as error:

@@ -1,4 +1,4 @@
-"""How the HTTP client connects: a name is resolved once, and only an address that passed is connected to."""
+"""Connecting of the HTTP client: a name is resolved once, and only a checked address is connected to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set about the HTTP client of a service that asks HTTP servers."""
+"""Settings of the HTTP client of a service that asks HTTP servers."""
 
 from __future__ import annotations
 

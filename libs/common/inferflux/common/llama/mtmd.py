@@ -108,7 +108,7 @@ class Mtmd:
 
     @contextmanager
     def chunks(self, shapes: Sequence[Shape], data: bytes | None = None) -> Iterator[list[Any]]:
-        """What libmtmd makes of images or sounds that follow each other; freed at the end of the block.
+        """Chunks that libmtmd makes of consecutive images or sounds; freed at the end of the block.
 
         Args:
             data: pixels or samples of the only one; None: chunks that can be counted, and not encoded.

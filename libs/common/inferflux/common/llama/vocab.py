@@ -143,12 +143,12 @@ class Vocab:
 
     @property
     def control_spellings(self) -> frozenset[str]:
-        """How the file spells the tokens that only a prompt's structure should have."""
+        """Spellings in the file of tokens that only a prompt's structure should have."""
         return self._spellings(_SPECIAL_ATTRIBUTES)
 
     @property
     def user_spellings(self) -> frozenset[str]:
-        """How the file spells the tokens that its maker added, for structure or for ordinary text."""
+        """Spellings in the file of tokens that its maker added, for structure or for ordinary text."""
         return self._spellings(_USER_DEFINED)
 
     def _spellings(self, attributes: int) -> frozenset[str]:
@@ -243,7 +243,7 @@ class Vocab:
 
     @staticmethod
     def _filled(fill: Callable[[Any, int], int]) -> bytes:
-        """What `fill` writes into a buffer; it returns the bytes written, or minus those needed."""
+        """Bytes that `fill` writes into a buffer; it returns the bytes written, or minus those needed."""
         room = 64
         buffer = ctypes.create_string_buffer(room)
         n = fill(buffer, room)

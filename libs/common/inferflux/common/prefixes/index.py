@@ -1,4 +1,4 @@
-"""Which workers have cached which prefixes, in Redis.
+"""Index of cached prefixes by worker, in Redis.
 
     inferflux:{prefixes}:blocks:<worker id>:<incarnation>   hash that expires: block's hash -> tier, last use,
                                                             usable blocks
@@ -86,7 +86,7 @@ return 1
 
 
 class Tier(IntEnum):
-    """Where a worker has a prefix; lower is nearer."""
+    """Tier in which a worker has a prefix; lower is nearer."""
 
     DEVICE = 0
     HOST = 1
@@ -102,7 +102,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a worker has of a prompt.
+    """Match of a prompt with a worker's cached prefixes.
 
     Attributes:
         blocks: how many, from the first on.
@@ -133,7 +133,7 @@ class CachedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What changes in a worker's part of the index: at most `BLOCKS_AT_ONCE` blocks.
+    """Change of a worker's part of the index: at most `BLOCKS_AT_ONCE` blocks.
 
     Attributes:
         version: what the part must have before; None to begin anew, with nothing.
@@ -221,7 +221,7 @@ def _arguments(change: Change) -> list[str | bytes | int]:
 
 
 def _matches(holders: Sequence[Holder], answer: list[object]) -> Iterable[tuple[Holder, Match]]:
-    """What is not as this version writes it counts as no match."""
+    """Decode matches; a value that is not as this version writes it counts as no match."""
     for holder, blocks, value in zip(holders, answer[::2], answer[1::2], strict=True):
         if isinstance(blocks, int) and isinstance(value, bytes) and blocks and len(value) == _VALUE.size:
             tier, last_used_s, usable = _VALUE.unpack(value)

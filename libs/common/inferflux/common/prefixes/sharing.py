@@ -1,4 +1,4 @@
-"""How requests share cached prefixes, in a word (pure)."""
+"""Names of the ways in which requests share cached prefixes (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a cached prefix was found, in a word (pure)."""
+"""Names of the tiers in which a cached prefix is found (pure)."""
 
 from __future__ import annotations
 

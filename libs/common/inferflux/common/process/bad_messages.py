@@ -28,7 +28,7 @@ class LogThrottle:
         self._unlogged: dict[str, int] = {}
 
     def unlogged(self, kind: str) -> int | None:
-        """How many of this kind had no line since the last; None when this one gets none either.
+        """Number of messages of this kind without a line since the last; None when this one gets none either.
 
         Args:
             kind: one of few.

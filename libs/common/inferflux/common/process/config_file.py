@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_config(path: Path, kind: type[_T]) -> _T:
-    """What a file says, as `kind` has it.
+    """Read a file of settings as a `kind`.
 
     Raises:
         InvalidArgument: the file cannot be read, or says what cannot be; names the entry.
@@ -92,7 +92,7 @@ def _place(location: Sequence[int | str]) -> str:
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """Which of the known names may have been meant; empty if none is near."""
+    """Hint of the known name that may have been meant; empty if none is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f": did you mean {nearest[0]}?" if nearest else ""
 
@@ -116,7 +116,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _why_no_yaml(error: Exception) -> str:
-    """What a parser says, with its place in the file where it tells one."""
+    """Error of a parser in words, with its place in the file where it tells one."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error)
     mark = error.problem_mark

@@ -14,7 +14,7 @@ _TIMEOUT_S = 2.0
 
 
 def check(metrics_listen: str) -> str:
-    """What is wrong, in a line; empty when ready."""
+    """Ask the process for its readiness: a line that says what is wrong; empty when ready."""
     port = metrics_listen.rpartition(":")[2]
     if not port.isdigit() or int(port) == 0:
         return f"INFERFLUX_METRICS_LISTEN: {metrics_listen!r} does not say a port"

@@ -86,13 +86,13 @@ class Probe:
         self._warnings[name] = detail
 
     def are_met(self, *, but: Collection[str] = ()) -> bool:
-        """Whether every condition holds, those in `but` left aside."""
+        """True if every condition holds, without those in `but`."""
         conditions = self._conditions.copy()
         return bool(conditions) and all(ok for name, (ok, _) in conditions.items() if name not in but)
 
     @property
     def degraded(self) -> str:
-        """What is wrong, whether or not it keeps the process from being ready; "" while nothing is."""
+        """Problems of the process, whether or not they keep it from being ready; "" without one."""
         warnings = self._warnings.copy()
         wrong = [self.missing, *(f"{name}: {detail}" for name, detail in warnings.items() if detail)]
         if not self._conditions:

@@ -1,4 +1,4 @@
-"""What every service is configured with, from environment variables alone."""
+"""Settings of every service, from environment variables alone."""
 
 from __future__ import annotations
 
@@ -390,7 +390,7 @@ class ServiceSettings(BaseSettings):
         return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca))
 
     def has_reflection(self, tls: ServerTls | None) -> bool:
-        """Whether a gRPC server describes its methods."""
+        """True if a gRPC server describes its methods."""
         return self.reflection == "on" or (self.reflection == "auto" and tls is None)
 
     @property
@@ -436,7 +436,7 @@ def load(cls: type[S]) -> S:
 
 
 def _path(parts: Sequence[str | int]) -> str:
-    """Where within a value of JSON, with a blank after it."""
+    """Place within a value of JSON, with a blank after it."""
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return f"{path.removeprefix('.')} " if path else ""
 
@@ -451,7 +451,7 @@ def _without_password(value: str) -> str:
 
 
 def _is_secret(cls: type[ServiceSettings], name: str) -> bool:
-    """Whether a field is a secret, whether pydantic names the field or its alias."""
+    """True if a field is a secret, whether pydantic names the field or its alias."""
     fields = cls.model_fields
     field = fields.get(name) or next((f for f in fields.values() if f.validation_alias == name), None)
     return field is not None and field.annotation is SecretStr

@@ -76,7 +76,7 @@ async def until_next(interval_s: float) -> None:
 
 
 def next_in_s(now_s: float, interval_s: float) -> float:
-    """How long it is to the next multiple of an interval; one that a timer ended early for has been."""
+    """Seconds to the next multiple of an interval; one that a timer ended early for counts as past."""
     left_s = interval_s - now_s % interval_s
     return left_s if left_s > _EARLY_S else left_s + interval_s
 

@@ -124,7 +124,7 @@ class Reloaded(Generic[_T]):
 
 
 class ServerTls:
-    """What a server needs to speak TLS.
+    """TLS of a server: its certificate files, loaded again when they change.
 
     Raises:
         InvalidArgument: a file cannot be used.
@@ -146,7 +146,7 @@ class ServerTls:
 
 
 class ClientTls:
-    """What a client needs to speak TLS.
+    """TLS of a client: its certificate files, loaded again when they change.
 
     Raises:
         InvalidArgument: a file cannot be used.

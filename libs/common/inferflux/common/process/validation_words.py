@@ -1,4 +1,4 @@
-"""What pydantic says of a value, in the words of one who writes settings or files of them."""
+"""Errors of pydantic in plain words, for people who write settings or files of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SUBJECT = re.compile(r"^(Input|String|Value|List|URL) should ")
 
 
 def in_plain_words(kind: str, message: str, *, mapping: str, sequence: str) -> str:
-    """What must be otherwise, of a problem of pydantic's.
+    """Translate a problem that pydantic found: what the value must be.
 
     Args:
         kind: the problem's type, such as `missing`.

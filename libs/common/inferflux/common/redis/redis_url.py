@@ -1,4 +1,4 @@
-"""What URLs of Redis have in common, and what is wrong with one. Pure.
+"""Parts that all URLs of Redis have, and the errors of a bad one. Pure.
 
 Messages have nothing of a URL but names of options: all else may be a part of a password that was not
 escaped.

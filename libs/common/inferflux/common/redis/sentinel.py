@@ -27,7 +27,7 @@ _ASK_LIMIT_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class SentinelUrl:
-    """What a URL of sentinels says.
+    """Parsed URL of sentinels.
 
     Attributes:
         sentinels: host and port of each.
@@ -45,7 +45,7 @@ class SentinelUrl:
 
 
 def is_of_sentinels(url: str) -> bool:
-    """Whether a URL names sentinels."""
+    """True if a URL names sentinels."""
     return url.partition("://")[0] in OF_SENTINELS
 
 
@@ -91,7 +91,7 @@ class _Asked(redis.asyncio.Redis):
     failed = ""
 
     async def sentinel_masters(self, *arguments: Any, **options: Any) -> Any:
-        """What it watches.
+        """Primaries that the sentinel watches.
 
         Raises:
             redis.exceptions.ConnectionError, redis.exceptions.TimeoutError: it does not tell. The next one is
@@ -132,7 +132,7 @@ class SentinelPool(BlockingConnectionPool):
         self.connection_kwargs["connection_pool"] = weakref.proxy(self)
 
     async def get_master_address(self) -> tuple[str, int]:
-        """Of the primary. When it is another one than before, idle connections are closed.
+        """Address of the primary. When it is another one than before, idle connections are closed.
 
         Raises:
             redis.exceptions.ConnectionError: no sentinel answers, or none knows one.

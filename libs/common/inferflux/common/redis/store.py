@@ -105,7 +105,7 @@ def connect(url: str, *, tls: TlsFiles | None = None) -> redis.asyncio.Redis:
 
 
 async def has_replicas(client: redis.asyncio.Redis, key: str) -> bool:
-    """Whether the server that has a key may be replaced by a replica: one that sentinels watch, or of a
+    """True if the server that has a key may be replaced by a replica: one that sentinels watch, or of a
     cluster.
 
     Raises:
@@ -153,7 +153,7 @@ def _pool_of_sentinels(target: sentinel.SentinelUrl, tls: TlsFiles | None) -> se
 
 
 def _arguments() -> dict[str, Any]:
-    """Of a pool and of its connections."""
+    """Arguments of a pool and of its connections."""
     return {
         "max_connections": POOL_SIZE,
         "timeout": _ANSWER_TIMEOUT_S,

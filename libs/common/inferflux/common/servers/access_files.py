@@ -120,14 +120,14 @@ def _host(address: str) -> str:
 
 
 def _kept(path: Path) -> str:
-    """What a file holds: a new secret if there is no file."""
+    """Read a secret from a file; write a new one if there is no file."""
     if not path.exists():
         write_private(path, secrets.token_urlsafe(32), mode=_OWNER)
     return path.read_text()
 
 
 def _passwords(folder: Path, users: Iterable[str], mode: int) -> Mapping[str, str]:
-    """Those kept in a folder, and a new one for each user without one."""
+    """Passwords kept in a folder, and a new one for each user without one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "passwords.json"
     known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}

@@ -70,14 +70,14 @@ class ClusterServers:
         return read_map(slots, nodes, asked=(LOOPBACK, self.servers[index].port))
 
     async def primary_of(self, key: str, *, asked: int = 0) -> int:
-        """Which server has a key, as the one that is asked has it."""
+        """Index of the server that has a key, by the map of the server that is asked."""
         found = (await self.map(asked)).range_of(key_slot(key.encode()))
         port = found and found.primary[1]
         return next(index for index, each in enumerate(self.servers) if each.port == port)
 
     @staticmethod
     def replica_of(index: int) -> int:
-        """Of a primary, or of a replica that has become one."""
+        """Index of the replica of a primary, or of a replica that has become one."""
         return (index + 3) % 6
 
     async def replicates(self, index: int) -> None:

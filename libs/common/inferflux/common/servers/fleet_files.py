@@ -11,7 +11,7 @@ _ROUTES_PORT = 6222
 
 
 def nats_cluster(servers: Sequence[str], password: str) -> str:
-    """What each nats-server includes.
+    """Cluster configuration that each nats-server includes.
 
     Args:
         servers: host:port of each, as clients call it.
@@ -22,7 +22,7 @@ def nats_cluster(servers: Sequence[str], password: str) -> str:
 
 
 def watched(primary: str, *, user: str, password: str, of_sentinels: str) -> Watched:
-    """What servers and sentinels are told of each other.
+    """Settings by which Redis servers and sentinels find each other.
 
     Args:
         primary: host:port of the primary at the start.
@@ -32,7 +32,7 @@ def watched(primary: str, *, user: str, password: str, of_sentinels: str) -> Wat
 
 
 def valkey_server(address: str, told: Watched) -> str:
-    """Of one that sentinels watch; they rewrite it when another one becomes the primary.
+    """Configuration of a valkey-server that sentinels watch; they rewrite it when the primary changes.
 
     Args:
         address: host:port of it.
@@ -51,7 +51,7 @@ def valkey_server(address: str, told: Watched) -> str:
 
 
 def sentinel(address: str, told: Watched) -> str:
-    """Of one of three sentinels; it rewrites it.
+    """Configuration of one of three sentinels; the sentinel rewrites it.
 
     Args:
         address: host:port of it.

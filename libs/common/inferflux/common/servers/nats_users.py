@@ -211,7 +211,7 @@ def observer_name(tenant: str) -> str:
 
 
 def tenant_of(user: str) -> str | None:
-    """Whose tokens a user reads; None for one that is no observer."""
+    """Tenant whose tokens a user reads; None for a user that is no observer."""
     start = observer_name("")
     return user.removeprefix(start) if user.startswith(start) else None
 

@@ -60,7 +60,7 @@ class SentinelServers:
         return redis.asyncio.Redis(port=self.servers[index].port, password=PASSWORD)
 
     async def primary_of(self, _key: str) -> int:
-        """Which server is the primary, as a sentinel has it."""
+        """Index of the primary, as a sentinel reports it."""
         port = await primary_port(self._watched, (LOOPBACK, self.sentinels[0].port))
         return next(i for i, each in enumerate(self.servers) if each.port == port)
 

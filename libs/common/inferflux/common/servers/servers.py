@@ -70,7 +70,7 @@ class ValkeyMember:
 
 
 def nats_members(names: Sequence[str], password: str) -> list[NatsMember]:
-    """Those of a cluster on this machine, each with a free port for the others."""
+    """Members of a NATS cluster on this machine, each with a free port for the others."""
     at = {name: free_port() for name in names}
     return [
         NatsMember(
@@ -130,7 +130,7 @@ def _nats_cluster(member: NatsMember, host: str, tls: TlsFiles | None) -> list[s
 def nats_cluster_lines(
     listen: str, others: Iterable[str], password: str, tls: Iterable[str] = ()
 ) -> list[str]:
-    """How a nats-server and the others of its cluster find each other.
+    """Configuration lines by which a nats-server and the others of its cluster find each other.
 
     Args:
         listen: where the others call it, host:port.

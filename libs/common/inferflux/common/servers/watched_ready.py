@@ -1,4 +1,4 @@
-"""Whether servers of Redis and the sentinels that watch them are ready for a failover."""
+"""Readiness of Redis servers and their sentinels for a failover."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def until_watched(
 
 
 async def primary_port(watched: Watched, sentinel: tuple[str, int]) -> int:
-    """Of the primary, as a sentinel has it."""
+    """Port of the primary, as a sentinel reports it."""
     host, port = sentinel
     async with redis.asyncio.Redis(host=host, port=port, password=watched.of_sentinels) as client:
         masters: Any = await client.sentinel_masters()
@@ -54,7 +54,7 @@ async def primary_port(watched: Watched, sentinel: tuple[str, int]) -> int:
 
 
 async def _known(sentinel: redis.asyncio.Redis) -> tuple[int, int]:
-    """How many other sentinels and how many replicas it knows."""
+    """Number of other sentinels and number of replicas that a sentinel knows."""
     masters: Any = await sentinel.sentinel_masters()
     state = masters[SERVICE]
     return int(state["num-other-sentinels"]), int(state["num-slaves"])

@@ -1,4 +1,4 @@
-"""What servers of Redis and the sentinels that watch them are configured with."""
+"""Configuration of Redis servers and of the sentinels that watch them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watched:
 
 
 def server_lines(watched: Watched, own: tuple[str, int]) -> list[str]:
-    """What the configuration of a server has of it. A server rewrites it when another becomes the primary.
+    """Configuration lines of a server. The server rewrites them when another one becomes the primary.
 
     Args:
         own: its host and port.
@@ -49,7 +49,7 @@ def server_lines(watched: Watched, own: tuple[str, int]) -> list[str]:
 
 
 def sentinel_lines(watched: Watched) -> list[str]:
-    """What the configuration of a sentinel has of it. The sentinel rewrites it."""
+    """Configuration lines of a sentinel. The sentinel rewrites them."""
     host, port = watched.primary
     down_after_ms = watched.down_after_ms
     return [
@@ -65,7 +65,7 @@ def sentinel_lines(watched: Watched) -> list[str]:
 
 
 def last_primary(sentinels: Sequence[Path], servers: Mapping[str, Path]) -> str | None:
-    """Which server was the primary when all of them ended, as the sentinel had it that was told last.
+    """Name of the last primary before all servers ended, by the sentinel that was told last.
 
     Args:
         sentinels: the configuration of each, as it rewrote it.

@@ -1,4 +1,4 @@
-"""Where finished spans go. Runs in a thread of the SDK's, which takes it if one blocks."""
+"""Exporters of finished spans. They run in a thread of the SDK's, which takes it if one blocks."""
 
 from __future__ import annotations
 

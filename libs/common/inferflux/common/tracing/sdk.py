@@ -98,7 +98,7 @@ class SdkTracer:
         )
 
     async def close(self, limit_s: float = 1.5) -> None:
-        """What a collector has not taken by then is lost: a thread of ours waits for it, not the process."""
+        """Flush spans within `limit_s` seconds; the rest is lost. A daemon thread waits for the collector."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
@@ -154,7 +154,7 @@ def _otlp(endpoint: str) -> SpanExporter:
 
 
 def _context(parent: TraceContext | None) -> Context:
-    """What a span is started in: never the SDK's current span, which follows tasks and not requests."""
+    """Parent context of a span: never the SDK's current span, which follows tasks and not requests."""
     if parent is None:
         return Context()
     span = SpanContext(

@@ -12,7 +12,7 @@ Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
 
 class Kind(Enum):
-    """What a span is to the one it comes from."""
+    """Kind of a span: its relation to the span it comes from."""
 
     INTERNAL = auto()
     # It answers an RPC.
@@ -51,7 +51,7 @@ class Tracer(Protocol):
 
     @property
     def is_on(self) -> bool:
-        """Whether spans go anywhere; what costs more than a call should ask."""
+        """True if spans go anywhere; ask before work that costs more than a call."""
         ...
 
     def start(

@@ -51,7 +51,7 @@ def write_call(
 
 
 def decision_of(error: BaseException | None) -> str:
-    """Whether a call was refused. One that a defect of ours ended was not."""
+    """Decision on a call: refused or allowed. A call that a defect of ours ended was allowed."""
     is_refused = isinstance(error, InferFluxError) and not isinstance(error, Internal)
     return REFUSED if is_refused else ALLOWED
 
@@ -64,7 +64,7 @@ def reason_of(error: BaseException | None) -> str:
 
 
 def refused_by(error: BaseException | None) -> Mapping[str, str]:
-    """What the line says of a refusal beside its reason: the guardrail that was broken, or the decision
+    """Fields of a refusal beside its reason: the guardrail that was broken, or the decision
     backend that refused, and why."""
     headers = error.headers if isinstance(error, InferFluxError) else {}
     return {field: headers[header] for field, header in _REFUSED_BY.items() if header in headers}
@@ -74,7 +74,7 @@ _REFUSED_BY: Final = {"guardrail": grpc_metadata.GUARDRAIL, "decided_by": grpc_m
 
 
 def outcome_of(error: BaseException | None) -> str:
-    """How a call ended, lower case."""
+    """Outcome of a call, lower case."""
     if error is None:
         return "done"
     return reason_of(error).lower() or "left"

@@ -52,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class AuditKeys:
-    """What the audit key is used for, each use with a key of its own."""
+    """Keys derived from the audit key, one for each use."""
 
     chain: bytes
     texts: bytes
@@ -97,7 +97,7 @@ def read_line(line: bytes) -> Line:
 
 
 def is_sealed(line: bytes, key: bytes) -> bool:
-    """Whether a line, without its newline, is as it was written."""
+    """True if a line, without its newline, is as it was written."""
     try:
         body, digest = _split(line)
     except BadLine:
@@ -134,7 +134,7 @@ def read_head(data: bytes, key: bytes) -> Head:
 
 
 def torn_note(line: bytes) -> dict[str, object]:
-    """What the line after an incomplete one says of it, so that it is known as no edit."""
+    """Note on an incomplete line in the line after it, which proves that it is no edit."""
     return {"bytes": len(line), "sha256": hashlib.sha256(line).hexdigest()}
 
 

@@ -1,4 +1,4 @@
-"""What the audit line of a call says beside what its front knows."""
+"""Audit entry of a call: the fields that its front does not know."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class ChainFiles:
 
     @property
     def opening(self) -> Mapping[str, object]:
-        """What the first line of this process says of how the chain was found."""
+        """Fields of this process's first line: the state in which the chain was found."""
         return self._opening
 
     def append(self, records: Iterable[Mapping[str, object]]) -> None:
@@ -182,7 +182,7 @@ class ChainFiles:
             os.close(fd)
 
     def _recover(self) -> tuple[Head, dict[str, object]]:
-        """Where the chain goes on, and what was found."""
+        """Find the head that the chain goes on from, and the fields of `opening`."""
         files = files_of(self.folder)
         opening: dict[str, object] = {"chain": self.folder.name, "key": self._keys.key_id}
         noted = self._noted_head(opening, is_expected=bool(files))

@@ -1,4 +1,4 @@
-"""What the audit line of a change of policy says: of the request, and of what came of it (pure).
+"""Fields of the audit line of a policy change: the request, and its result (pure).
 
 Policy and gateways write the same, so that their lines can be compared.
 """
@@ -23,7 +23,7 @@ API_KEY, ROLE, RATE_LIMIT, GUARDRAILS = "api_key", "role", "rate_limit", "guardr
 
 
 def asked(request: Message) -> Fields | None:
-    """What a request would change: `kind`, `name` and `action`, and what else it says, but no secret and no
+    """Fields of a requested change: `kind`, `name` and `action`, and what else it says, but no secret and no
     text of a guardrail; `if_version` where it names a version. None for a request that changes nothing.
     """
     describe = _ASKED.get(type(request))
@@ -31,7 +31,7 @@ def asked(request: Message) -> Fields | None:
 
 
 def became(response: Message) -> Fields:
-    """What is there after a change, of its response: `version`, and the `name` of a key."""
+    """Fields of a change's result, from its response: `version`, and the `name` of a key."""
     for kind in (API_KEY, ROLE, RATE_LIMIT, GUARDRAILS):
         if kind in response.DESCRIPTOR.fields_by_name:
             made = getattr(response, kind)
@@ -41,7 +41,7 @@ def became(response: Message) -> Fields:
 
 
 def counts(rules: guardrails_pb2.GuardrailRules) -> Fields:
-    """What a log or audit line says of rules: no text of them."""
+    """Fields of rules for log and audit lines: counts, and no text of the rules."""
     return {
         "n_blocked": len(rules.blocked),
         "n_patterns": len(rules.patterns),

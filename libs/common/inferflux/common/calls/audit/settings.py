@@ -1,4 +1,4 @@
-"""What can be set about the audit trail of a service that writes one."""
+"""Settings of the audit trail of a service that writes one."""
 
 from __future__ import annotations
 

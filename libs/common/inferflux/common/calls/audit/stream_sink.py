@@ -9,7 +9,7 @@ from .chain import AuditKeys, Head, seal
 
 
 class StreamSink:
-    """Nothing but what reads the stream keeps the lines.
+    """Sink of audit lines that writes to a stream; only the stream's reader keeps the lines.
 
     Args:
         descriptor: of the stream.

@@ -1,4 +1,4 @@
-"""Whether audit lines are as they were written (pure).
+"""Verification of audit lines: they are as they were written (pure).
 
 Found: any line that was edited, cut, removed, added, repeated or moved, between the first line that is given
 and the last. A missing end shows against an anchor alone: the `head` file, or a head that was noted
@@ -34,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found in a chain.
+    """Findings of a chain's verification.
 
     Attributes:
         first: number of the first line; 0 if there is none.
@@ -158,7 +158,7 @@ class _Checker:
         return ""
 
     def finish(self, file: str, number: int) -> Problem | None:
-        """What is wrong at the end: a last line that was changed, or lines that are missing."""
+        """Problem at the end: a last line that was changed, or lines that are missing; None without one."""
         if self._suspects and self._suspects[-1].endswith(b"\n"):
             return self._suspicion
         seq = self._head.seq if self._head is not None else 0

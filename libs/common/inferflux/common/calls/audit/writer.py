@@ -27,7 +27,7 @@ _RETRY_S = 1.0
 
 
 class Sink(Protocol):
-    """Where lines go; it blocks. `ChainFiles` and `StreamSink` are some."""
+    """Sink of audit lines; it blocks. `ChainFiles` and `StreamSink` are some."""
 
     @property
     def head(self) -> Head: ...
@@ -104,7 +104,7 @@ class AuditTrail:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether calls may begin now."""
+        """True if calls may begin now."""
         return not self._refuses or not (self._why_failing or len(self._queue) >= self._limit // 2)
 
     @property

@@ -1,4 +1,4 @@
-"""What an API key looks like: `ifx_` and 43 URL-safe characters. No I/O."""
+"""Format of an API key: `ifx_` and 43 URL-safe characters. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECRET = re.compile(r"ifx_[A-Za-z0-9_-]{43}")
 
 
 def is_well_formed(credential: str) -> bool:
-    """Whether `credential` could be an API key at all."""
+    """True if `credential` could be an API key at all."""
     return _SECRET.fullmatch(credential) is not None
 
 

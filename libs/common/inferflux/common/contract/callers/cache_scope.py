@@ -1,4 +1,4 @@
-"""Which requests share cached prefixes: worker, index and scheduler name a request's scope alike (pure).
+"""Scope within which requests share cached prefixes, alike in worker, index and scheduler (pure).
 
 What an adapter has computed is of use to requests of the same adapter alone. So its digest is a part of
 the scope, and whatever is kept by scope is kept by adapter: cached prefixes, state in host memory and on
@@ -29,7 +29,7 @@ def scope_of_tenant(tenant: str) -> str:
 
 
 def is_within(scope: str, wanted: str) -> bool:
-    """Whether `scope` is the `wanted` one, or that of an adapter there; an empty one is every scope."""
+    """True if `scope` is the `wanted` one, or that of an adapter there; an empty one is every scope."""
     return wanted in ("", scope) or scope.startswith(wanted + _ADAPTER)
 
 

@@ -1,4 +1,4 @@
-"""What the credentials of callers look like. No I/O."""
+"""Format of callers' credentials. No I/O."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 
 
 def could_be_token(credential: str) -> bool:
-    """Whether it has the form of a signed JSON Web Token."""
+    """True if it has the form of a signed JSON Web Token."""
     return len(credential) <= MAX_TOKEN_LENGTH and _TOKEN.fullmatch(credential) is not None
 
 
 def could_be_credential(credential: str) -> bool:
-    """Whether policy could admit it at all: an API key, or the token of an issuer."""
+    """True if policy could admit it at all: an API key, or the token of an issuer."""
     return is_well_formed(credential) or could_be_token(credential)
 
 
 def subject_id(issuer: str, subject: str) -> str:
-    """What stands for a subject where a key's id stands for a key: in limits, audit lines and logs."""
+    """Id of a token's subject, used as a key's id is: in limits, audit lines and logs."""
     return f"sub_{hashlib.sha256(json.dumps([issuer, subject]).encode()).hexdigest()[:32]}"

@@ -1,4 +1,4 @@
-"""Who may call which method of PolicyService: one definition for policy and for gateways."""
+"""Callers that each method of PolicyService admits: one definition for policy and for gateways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of limits, as clients are told: `x-ratelimit-...` in trailing metadata and headers. Pure."""
+"""Remaining rate limits, as clients are told: `x-ratelimit-...` in trailing metadata and headers. Pure."""
 
 from __future__ import annotations
 

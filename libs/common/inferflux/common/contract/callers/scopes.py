@@ -1,4 +1,4 @@
-"""What a key may be used for: the one list of scopes. No I/O."""
+"""Scopes of an API key: the one list. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tenants share a number of places (pure)."""
+"""Sharing of a number of places among tenants (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _RESERVE_PART = 16
 
 
 def may_have_more(held: int, *, free: int, size: int, is_alone: bool) -> bool:
-    """Whether a tenant may have one more place.
+    """True if a tenant may have one more place.
 
     Beside others it may have as many as it leaves free, so that there is always one for another tenant.
 

@@ -1,4 +1,4 @@
-"""What a tenant may be called. Pure."""
+"""Check of a tenant's name. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cancel notice may say, for every service that receives one. Pure."""
+"""Check of a cancel notice, for every service that receives one. Pure."""
 
 from __future__ import annotations
 

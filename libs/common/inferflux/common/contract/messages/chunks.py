@@ -1,4 +1,4 @@
-"""What a token chunk may say, for every service that reads a token stream. Pure."""
+"""Check of a token chunk, for every service that reads a token stream. Pure."""
 
 from __future__ import annotations
 

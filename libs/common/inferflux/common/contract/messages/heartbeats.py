@@ -1,4 +1,4 @@
-"""What a worker's heartbeat may say, for every service that receives one. Pure."""
+"""Check of a worker's heartbeat, for every service that receives one. Pure."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def worker_ids(host_id: str) -> list[str]:
 
 
 def is_member_id(worker_id: str) -> bool:
-    """Whether it is one that `worker_ids` gives to a host's further workers."""
+    """True if `worker_ids` gives this id to a host's further worker."""
     return _MEMBER.search(worker_id) is not None
 
 
@@ -148,12 +148,12 @@ def best_state(states: Iterable[model_pb2.ModelState.ValueType]) -> model_pb2.Mo
 
 
 def same_file(wanted: str, digest: str) -> bool:
-    """Whether a model of `digest` may serve what wants `wanted`; "" is one that was not told."""
+    """True if a model of `digest` may serve what wants `wanted`; "" is one that was not told."""
     return not (wanted and digest) or wanted == digest
 
 
 def chosen_digest(ranked: Iterable[tuple[str, int]]) -> str:
-    """Which of the files that a name stands for on several hosts is meant: the one in the best state of all,
+    """Digest of the file that a name stands for on several hosts: the one in the best state of all,
     of those the one that most hosts have in it, then the first by its digest.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a notice of lost tokens may say. Pure."""
+"""Check of a notice of lost tokens. Pure."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def check_hand_over(after_ms: int | None) -> None:
 
 
 def check_clear(request: admin_pb2.ClearCacheRequest) -> None:
-    """What is to be cleared could be there."""
+    """Check the names in a request to clear caches."""
     if request.model:
         check_model_name(request.model)
     if request.tenant:

@@ -1,4 +1,4 @@
-"""When a model that could not be loaded is tried again (pure)."""
+"""Retries of a model that could not be loaded (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models a key may use: names, and beginnings of names followed by `*`. Pure."""
+"""Patterns of the models that a key may use: names, and prefixes followed by `*`. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_PATTERNS = 64
 
 
 def allows(patterns: Sequence[str], model: str) -> bool:
-    """Whether one of the patterns stands for the model; without patterns every model is allowed."""
+    """True if one of the patterns stands for the model; without patterns every model is allowed."""
     return not patterns or any(_covers(pattern, model) for pattern in patterns)
 
 
@@ -29,7 +29,7 @@ def intersection(some: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
 
 
 def covers(some: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether all models that `others` stand for are among those of `some`. Neither is empty."""
+    """True if all models that `others` stand for are among those of `some`. Neither is empty."""
     return all(any(_covers(one, other) for one in some) for other in others)
 
 
@@ -51,7 +51,7 @@ def parse_patterns(texts: Iterable[str], *, field: str = "models") -> tuple[str,
 
 
 def _covers(pattern: str, name: str) -> bool:
-    """Whether it stands for all that `name` stands for, which may be a pattern too."""
+    """True if it stands for all that `name` stands for, which may be a pattern too."""
     if pattern.endswith("*"):
         return name.startswith(pattern[:-1])
     return pattern == name

@@ -1,4 +1,4 @@
-"""What a model is there for, and how people spell it. Pure."""
+"""Roles of models, and their spelling. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES: Final[Mapping[RoleName, model_pb2.ModelRole.ValueType]] = {
 
 
 def name_of(role: model_pb2.ModelRole.ValueType) -> RoleName:
-    """How people spell a role. One that is not told is of a model that generates."""
+    """Name of a role. An unspecified role is that of a model that generates."""
     return next((name for name, known in ROLES.items() if known == role), "generation")
 
 
@@ -38,7 +38,7 @@ _USE = {
 
 
 def embeds(role: model_pb2.ModelRole.ValueType) -> bool:
-    """Whether an embedder serves it."""
+    """True if an embedder serves it."""
     return role in (model_pb2.MODEL_ROLE_EMBEDDING, model_pb2.MODEL_ROLE_RERANK)
 
 

@@ -1,4 +1,4 @@
-"""Where a model comes from, as an operator names it (pure).
+"""Source of a model, as an operator names it (pure).
 
 | source | |
 |---|---|
@@ -105,12 +105,12 @@ def shards_of(name: str) -> list[str]:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file that a server lists can be asked for, and be named in a message."""
+    """True if a file that a server lists can be asked for, and be named in a message."""
     return name.isprintable() and 0 < len(name) <= _LONGEST_FILE
 
 
 def stored_name(file_name: str) -> str:
-    """What a store calls a file: its own name, unless that is no GGUF's or too long."""
+    """Name of a file in a store: its own name, unless that is no GGUF's or too long."""
     if file_name.endswith(".gguf") and file_name != ".gguf" and len(file_name.encode()) <= _LONGEST_STORED:
         return file_name
     match = _SHARD.match(file_name)
@@ -118,7 +118,7 @@ def stored_name(file_name: str) -> str:
 
 
 def model_name_of(file_name: str) -> str:
-    """What a model is called after its file."""
+    """Name of a model, from its file's name."""
     match = _SHARD.match(file_name)
     return match["stem"] if match is not None else file_name.removesuffix(".gguf")
 
@@ -182,7 +182,7 @@ def choose_projector(files: list[str], model: str, which: str) -> str | None:
 
 
 def _is_projector(file: str) -> bool:
-    """Whether a file is one by its name, as llama.cpp's converter and those who publish models call them."""
+    """True if a file is a projector by its name, as llama.cpp's converter and publishers use it."""
     return file.lower().endswith(".gguf") and "mmproj" in file.lower()
 
 

@@ -18,7 +18,7 @@ _MAX_BYTES = 1 << 50
 
 
 def joined(model: str, adapter: str) -> str:
-    """What clients call an adapter of a model; the model's own name where there is none."""
+    """Name that clients use for an adapter of a model; the model's own name without an adapter."""
     return f"{model}{_BETWEEN}{adapter}" if adapter else model
 
 
@@ -29,7 +29,7 @@ def split(name: str) -> tuple[str, str]:
 
 
 def is_name(text: str) -> bool:
-    """Whether an adapter can be called that."""
+    """True if an adapter can have this name."""
     return _NAME.fullmatch(text) is not None
 
 

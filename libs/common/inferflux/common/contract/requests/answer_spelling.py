@@ -175,7 +175,7 @@ def ways_of(spelling: Spelling, style: int) -> list[Sequence[Part]]:
 
 
 def _form_of(call: str) -> tuple[ObjectForm, str]:
-    """How a call's object is made, and what follows it."""
+    """Form of a call's object, and the text that follows it."""
     text = call[call.index("{") :]
     for placeholder in ("$arguments", "$index", "$number", "$id"):
         text = re.sub(rf'(?<!")\{placeholder}(?![a-z"])', f'"{placeholder}"', text)

@@ -1,4 +1,4 @@
-"""Which constraints are taken at all: one definition for gateway, scheduler and worker (pure).
+"""Limits of constraints: one definition for gateway, scheduler and worker (pure).
 
 | field | allowed |
 |---|---|

@@ -129,7 +129,7 @@ def size_of(packed: bytes) -> tuple[int, int]:
 
 
 def unpacked(data: bytes) -> Pixels:
-    """What `packed` made.
+    """Unpack the pixels that `packed` made.
 
     Raises:
         InvalidArgument: it is something else.

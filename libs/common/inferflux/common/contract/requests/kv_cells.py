@@ -1,4 +1,4 @@
-"""How many cells of a unified KV cache a request takes, a cell a token: scheduler and worker count alike."""
+"""Count of a request's cells in a unified KV cache, a cell a token: alike in scheduler and worker."""
 
 from __future__ import annotations
 

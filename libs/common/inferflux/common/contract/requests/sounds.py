@@ -46,12 +46,12 @@ class Samples:
 
 
 def is_sound(data: bytes) -> bool:
-    """Whether stored data are a sound, and not an image."""
+    """True if stored data are a sound, and not an image."""
     return data[: len(_MAGIC)] == _MAGIC
 
 
 def unpacked_sound(data: bytes) -> Samples:
-    """What `packed` made.
+    """Unpack the samples that `packed` made.
 
     Raises:
         InvalidArgument: it is something else.

@@ -1,4 +1,4 @@
-"""How much the JetStream streams may hold, and on how many servers."""
+"""Limits of the JetStream streams, and their number of replicas."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ MAX_POOLS = 16
 
 
 def may_run_in(pool: str, allowed: Collection[str]) -> bool:
-    """Whether a request may run on workers of a pool.
+    """True if a request may run on workers of a pool.
 
     Args:
         allowed: pools that it is held to; empty: every worker.

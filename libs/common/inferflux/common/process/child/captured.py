@@ -1,4 +1,4 @@
-"""What a child process prints, kept in a file: its result, or why it ended."""
+"""Output of a child process, kept in a file: its result, or why it ended."""
 
 from __future__ import annotations
 

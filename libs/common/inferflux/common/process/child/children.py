@@ -30,7 +30,7 @@ async def wait_for_end(process: subprocess.Popen[bytes]) -> int:
 
 
 def describe_end(code: int) -> str:
-    """How a process ended: `exited with status 1`, `was ended by SIGKILL`."""
+    """End of a process in words: `exited with status 1`, `was ended by SIGKILL`."""
     if code >= 0:
         return f"exited with status {code}"
     try:

@@ -34,7 +34,7 @@ def own_groups(controller: str, root: Path = Path("/")) -> Iterator[Group]:
 
 
 def read(path: Path) -> str:
-    """What a file says; nothing where there is none."""
+    """Read a file; "" where there is none."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

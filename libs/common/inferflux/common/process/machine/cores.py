@@ -1,4 +1,4 @@
-"""How many cores this process may keep busy: its CPU affinity, and the CPU quota of its container.
+"""Number of cores that this process may keep busy: its CPU affinity, and the CPU quota of its container.
 
 llama.cpp's threads meet at a barrier many times per step. A thread beyond the quota is throttled there, and
 all others wait for it.

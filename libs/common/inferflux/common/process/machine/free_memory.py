@@ -1,4 +1,4 @@
-"""How much memory this process may still take, where the system tells (Linux)."""
+"""Memory that this process may still take, where the system tells (Linux)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNKNOWN = 1 << 60
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """What is left to the machine or to the control groups of this process, whichever is least.
+    """Bytes left to the machine or to the control groups of this process, whichever is least.
 
     Cached pages of files count as free: they go when memory is needed.
     """
@@ -28,7 +28,7 @@ def _machine(root: Path) -> int:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What is left to each control group of this process."""
+    """Bytes left to each control group of this process."""
     for group in own_groups("memory", root):
         if group.is_v2:
             yield _left(group.folder, "memory.max", "memory.current", "inactive_file")

@@ -66,7 +66,7 @@ class ClusterRedis(redis.asyncio.Redis):
         self._closing: set[asyncio.Task[None]] = set()
 
     async def has_replicas(self, key: str) -> bool:
-        """Whether the server that has a key may be replaced by a replica, be that here or away.
+        """True if the server that has a key may be replaced by a replica, reachable or not.
 
         Raises:
             redis.exceptions.ConnectionError: no server of the cluster answers.
@@ -177,7 +177,7 @@ class ClusterRedis(redis.asyncio.Redis):
         *,
         is_asking: bool = False,
     ) -> list[Any]:
-        """What one server answers to commands on one connection."""
+        """Answers of one server to commands on one connection."""
         server = self._server(address)
         try:
             if is_asking:
@@ -249,7 +249,7 @@ class ClusterRedis(redis.asyncio.Redis):
         return self._reading
 
     async def _read_map(self) -> None:
-        """Of some servers, the map that knows of the latest change.
+        """Read the map of slots from some servers, and keep the one with the latest change.
 
         Raises:
             redis.exceptions.ConnectionError: none tells one.
@@ -348,6 +348,6 @@ async def _all(work: Iterable[Any]) -> None:
 
 
 def _take_error(task: asyncio.Task[None]) -> None:
-    """What waits for the task gets its error; it may be that nothing does."""
+    """Mark a task's error as retrieved: those that wait for the task get it, if any do."""
     if not task.cancelled():
         task.exception()

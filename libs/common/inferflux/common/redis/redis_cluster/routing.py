@@ -1,4 +1,4 @@
-"""Where in a cluster a command goes, by what it says. Pure."""
+"""Routing of a command to a slot of a cluster, by its keys. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server of a cluster has which keys, as its servers tell it. Pure."""
+"""Map of a cluster's slots to its servers, as they report it. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SlotMap:
 
     @property
     def addresses(self) -> list[Address]:
-        """Of all servers that are well."""
+        """Addresses of all servers that are well."""
         replicas = (address for each in self.ranges for address in each.replicas)
         return list(dict.fromkeys([*self.primaries, *replicas]))
 

@@ -1,4 +1,4 @@
-"""What a URL of a Redis Cluster says. Pure."""
+"""Parsing of a Redis Cluster's URL. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ClusterUrl:
 
 
 def is_of_cluster(url: str) -> bool:
-    """Whether a URL names servers of a cluster."""
+    """True if a URL names servers of a cluster."""
     return url.partition("://")[0] in OF_CLUSTER
 
 

@@ -1,1 +1,1 @@
-"""How models spell tool calls and reasoning, and how their text is read. Pure."""
+"""Answer formats of models (tool calls and reasoning), and their parsers. Pure."""

@@ -1,4 +1,4 @@
-"""What of an answer is content, what reasoning, and what calls of tools, told while the text comes (pure).
+"""Incremental parser of an answer: content, reasoning and tool calls, told while the text comes (pure).
 
 However a text is cut into parts, what was told after each of them is the same. Blanks beside calls and around
 reasoning belong to neither. The work grows with the length of the text, whatever the text is.
@@ -92,12 +92,12 @@ class AnswerParser:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the arguments of the last call are not complete."""
+        """True if the arguments of the last call are not complete."""
         return self._calls is not None and self._calls.is_within
 
     @property
     def may_reason(self) -> bool:
-        """Whether what comes next may be reasoning. `has_reasoned` says whether it has begun."""
+        """True if what comes next may be reasoning. `has_reasoned` says whether it has begun."""
         return self._thinks or self._may_think
 
     @property
@@ -106,7 +106,7 @@ class AnswerParser:
         return self._thinks or (self._may_think and self._reasoning == OPEN)
 
     def push(self, text: str) -> list[Piece]:
-        """What is certain with this part of the text."""
+        """Feed a part of the text and return the pieces that are certain with it."""
         self._tape.feed(text)
         return self._read()
 

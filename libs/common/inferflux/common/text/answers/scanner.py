@@ -1,4 +1,4 @@
-"""Where a bracketed text ends, found while it comes (pure)."""
+"""Incremental scanner for the end of a bracketed text (pure)."""
 
 from __future__ import annotations
 

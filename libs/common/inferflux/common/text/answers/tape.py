@@ -34,9 +34,9 @@ class Markers:
         return self._pattern is not None
 
     def find(self, text: str, at: int, *, is_final: bool) -> tuple[int, str | None]:
-        """Where the first one begins, and which it is; None where more text has to tell.
+        """Place of the first marker, and the marker; None in its stead where more text has to tell.
 
-        Without any it is the end of the text.
+        Without one the place is the end of the text.
         """
         found = self._pattern.search(text, at) if self._pattern else None
         begin, end = (found.start(), found[0]) if found else (len(text), None)
@@ -69,7 +69,7 @@ class Tape:
         self.has_run_out = False
 
     def __bool__(self) -> bool:
-        """Whether something is not read yet."""
+        """True if something is not read yet."""
         return self._at < len(self._text)
 
     @property
@@ -79,7 +79,7 @@ class Tape:
 
     @property
     def position(self) -> int:
-        """How much has been read."""
+        """Number of characters that have been read."""
         return self._n_before + self._at
 
     def peek(self, n: int) -> str:

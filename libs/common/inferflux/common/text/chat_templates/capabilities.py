@@ -49,7 +49,7 @@ class Content(Enum):
 
 
 class Place(Enum):
-    """Where a template looks for what the assistant thought."""
+    """Place where a template looks for the assistant's reasoning."""
 
     KEY = 1  # a key of the message
     PART = 2  # a part of the content: {"type": "thinking", "thinking": ...}
@@ -60,7 +60,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Where and how a template reads thoughts in the history.
+    """Place and form in which a template reads reasoning in the history.
 
     Attributes:
         key: of the message.
@@ -180,7 +180,7 @@ class Capabilities:
 
     @cached_property
     def thoughts(self) -> Thoughts:
-        """Where thoughts in the history are given: the first place from which the template shows one."""
+        """Place of reasoning in the history: the first from which the template shows one."""
         template = self._template
         others = template.words_like(_THOUGHT_KEY)
         known = [key for key in _THOUGHT_KEYS if template.knows(key)]

@@ -1,4 +1,4 @@
-"""How a template's model writes its answers, found from what the template makes of known messages (pure).
+"""Answer format of a template's model, derived from what the template makes of known messages (pure).
 
 The idea is that of llama.cpp's auto-parser: render messages that differ in one thing, and compare.
 """
@@ -154,7 +154,7 @@ def _calls_of(
 
 
 def _start(text: str) -> int:
-    """Where the answer is: behind the tools, which name the functions too."""
+    """Start of the answer: behind the tools, which name the functions too."""
     return max(text.rfind(USER["content"]), 0)
 
 

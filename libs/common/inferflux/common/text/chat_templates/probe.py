@@ -27,7 +27,7 @@ _MOST_PREFIX = 64
 
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
-    """What a template does with tools.
+    """Support of a template for tools.
 
     Attributes:
         shows_tools: whether the template itself tells the model of them.
@@ -41,7 +41,7 @@ class ToolSupport:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a model is told of tools, and its calls can be read."""
+        """True if a model is told of tools, and its calls can be read."""
         return self.are_told and self.syntax.HasField("calls")
 
 
@@ -125,7 +125,7 @@ def support_of(source: str, tokens: dict[str, str]) -> ToolSupport | None:
 def reasoning_of(
     syntax: generation_pb2.AnswerSyntax, prompt: str
 ) -> generation_pb2.ReasoningFormat.ValueType:
-    """What of the answer to a rendered prompt may be reasoning."""
+    """Reasoning format of the answer to a rendered prompt: the part of it that may be reasoning."""
     begin, end = syntax.thought.begin.strip(), syntax.thought.end.strip()
     if not end:
         return _UNSPECIFIED

@@ -1,4 +1,4 @@
-"""Whether a complete answer is what a constraint asks for: JSON and tool calls against their schemas.
+"""Check of a complete answer against its constraint: JSON and tool calls against their schemas.
 
 The work is not bounded: alternatives that repeat themselves at each level of an answer take twice as long for
 each of them. And jsonschema_rs lets no other thread run meanwhile. So it is for processes that may be killed.
@@ -33,7 +33,7 @@ class ConstraintError(Exception):
 
 
 def is_checked(constraint: generation_pb2.StructuredConstraint) -> bool:
-    """Whether there is more to an answer than what its grammar says."""
+    """True if an answer needs a check beyond its grammar."""
     return constraint.WhichOneof("constraint") in ("json_object", "json_schema", "tool_calls")
 
 

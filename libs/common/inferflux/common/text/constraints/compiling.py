@@ -55,7 +55,7 @@ class Compiled:
 
     @property
     def is_checked(self) -> bool:
-        """Whether there is more to an answer than what the matcher allows."""
+        """True if an answer needs a check beyond the matcher."""
         return is_checked(self.constraint)
 
     def why_wrong(self, answer: str) -> str:

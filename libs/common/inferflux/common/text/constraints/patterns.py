@@ -44,7 +44,7 @@ _MOST_NESTED = 100
 
 
 class PatternError(ValueError):
-    """What of the expression is not supported."""
+    """Error that names the part of an expression that is not supported."""
 
 
 def portable(pattern: str, *, most_chars: int = MOST_CHARS, for_masks: bool = True) -> str:

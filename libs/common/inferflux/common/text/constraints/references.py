@@ -68,7 +68,7 @@ class References:
         return self._below("#", unquote(reference[1:])) if reference.startswith("#/") else None
 
     def chain(self, place: str, value: Json, depth: int = 0) -> float:
-        """How many references follow each other from a place on, all of them applied to the same value.
+        """Number of references that follow each other from a place on, all applied to the same value.
 
         Infinite where they come back to themselves: JSON Schema leaves open what such a schema means.
         """

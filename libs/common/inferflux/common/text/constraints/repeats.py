@@ -1,4 +1,4 @@
-"""How counts within counts of a regular expression multiply, of which masks keep all states (pure)."""
+"""Product of nested counts in a regular expression, of which masks keep all states (pure)."""
 
 from __future__ import annotations
 

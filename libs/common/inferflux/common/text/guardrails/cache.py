@@ -20,7 +20,7 @@ class SetKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the set, whatever its version."""
+        """Name of the set, whatever its version."""
         return f"{self.tenant}/{self.model}"
 
 

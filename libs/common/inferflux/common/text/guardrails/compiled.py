@@ -27,7 +27,7 @@ _PATTERN_BYTES = 2 << 20
 
 
 class Kind(StrEnum):
-    """Which of the rules a text breaks."""
+    """Kind of the rule that a text breaks."""
 
     BLOCKED = "blocked"
     PATTERN = "pattern"
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Where a folded text has a blocked one: characters [start, end)."""
+    """Match of a blocked text in a folded one: characters [start, end)."""
 
     start: int
     end: int
@@ -92,7 +92,7 @@ class CompiledRules:
         self._finder = WordFinder(words)
 
     def check(self, text: str, n_tokens: int) -> Finding | None:
-        """What a prompt breaks first; None if it may pass.
+        """First finding in a prompt; None if it may pass.
 
         Args:
             n_tokens: of the prompt.
@@ -121,7 +121,7 @@ class CompiledRules:
         return None
 
     def matches(self, text: str, before: str = "") -> Iterator[Match]:
-        """Where blocked texts are in a folded text, by their ends. What follows the text is not looked at.
+        """Matches of blocked texts in a folded text, by their ends. Text behind it is not looked at.
 
         Args:
             before: the character before the text; "" at its beginning.
@@ -138,18 +138,18 @@ class CompiledRules:
                     yield Match(start, end, index, needs_end)
 
     def undecided(self, text: str) -> int:
-        """Where the longest end of a folded text begins that a blocked one begins with; else its length."""
+        """Start of the longest end of a folded text that a blocked one begins with; else its length."""
         return min(map(self._finder.open_end, self._reader.readings(text)))
 
 
 def check_all(sets: Iterable[CompiledRules], text: str, n_tokens: int) -> Finding | None:
-    """What a prompt breaks first of several sets; None if it may pass."""
+    """First finding in a prompt by several sets; None if it may pass."""
     findings = (rules.check(text, n_tokens) for rules in sets)
     return next((finding for finding in findings if finding is not None), None)
 
 
 def is_word(character: str) -> bool:
-    """Whether a character is part of a word: a letter, a digit, `_`, or a mark on one."""
+    """True if a character is part of a word: a letter, a digit, `_`, or a mark on one."""
     if character.isalnum() or character == "_":
         return True
     return not character.isascii() and unicodedata.category(character)[0] == "M"
@@ -175,7 +175,7 @@ _Way = tuple[str, int, bool, bool]
 
 
 def _words(rules: RuleSet, reader: Reader) -> dict[str, list[_Way]]:
-    """How blocked texts read, folded. Those that read the same are one word, blocked in several ways."""
+    """Readings of blocked texts, folded. Texts that read the same are one word, blocked in several ways."""
     words: dict[str, list[_Way]] = {}
     for index, entry in enumerate(rules.blocked):
         text = folded(entry.text)

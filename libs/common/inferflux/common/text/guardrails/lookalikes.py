@@ -32,7 +32,7 @@ LEAST_MIXED: Final = 4
 
 
 class LookAlikes(StrEnum):
-    """Where letters that only look like those of a blocked text count as these."""
+    """Places where letters that only look like those of a blocked text count as these."""
 
     MIXED = "mixed"
     """In a word that has letters of several scripts, as no word of a language has."""
@@ -42,7 +42,7 @@ class LookAlikes(StrEnum):
 
 
 class Reader:
-    """How folded texts read, and whether one that reads like a blocked text counts as it.
+    """Readings of folded texts, and the check that one that reads like a blocked text counts as it.
 
     Args:
         ignores_accents: whether a letter with marks is the same as without.
@@ -54,7 +54,7 @@ class Reader:
         self._first, self._second, self._letters_of_two = _tables(look_alikes, ignores_accents)
 
     def readings(self, text: str) -> tuple[str, ...]:
-        """Of a folded text: one, or two that differ. Each is as long as the text."""
+        """Readings of a folded text: one, or two that differ. Each is as long as the text."""
         if text.isascii() or not self._first:
             return (text,)
         first = text.translate(self._first)
@@ -63,7 +63,7 @@ class Reader:
         return first, text.translate(self._second)
 
     def is_same(self, text: str, blocked: str) -> bool:
-        """Whether a folded text counts as a blocked one that has a reading with it in common."""
+        """True if a folded text counts as a blocked one that has a reading with it in common."""
         if text == blocked:
             return True
         if self._bare:
@@ -76,7 +76,7 @@ class Reader:
 
 
 def is_mixed(text: str) -> bool:
-    """Whether a word of a text has letters of several scripts."""
+    """True if a word of a text has letters of several scripts."""
     seen = ""
     for character in text:
         script = _script(character)
@@ -91,7 +91,7 @@ def is_mixed(text: str) -> bool:
 
 @cache
 def _tables(look_alikes: LookAlikes, ignores_accents: bool) -> tuple[str, str, str]:
-    """Of both readings, "" for one that replaces nothing, and the letters that have two."""
+    """Tables of both readings, "" for one that replaces nothing, and the letters that have two."""
     first, second = _bare() if ignores_accents else {}, dict[int, str]()
     if look_alikes is not LookAlikes.NONE:
         small, second = _small_and_capital()
@@ -110,7 +110,7 @@ def _table(replaced: Mapping[int, str]) -> str:
 
 @cache
 def _script(character: str) -> str | None:
-    """What a letter is of: the first word of its name in Unicode. "" of what is in any script, and None
+    """Script of a letter: the first word of its name in Unicode. "" of what is in any script, and None
     between words.
     """
     if character.isascii():

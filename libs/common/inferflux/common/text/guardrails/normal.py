@@ -56,7 +56,7 @@ def fold_plain(text: str) -> str:
 
 
 def is_mark(character: str) -> bool:
-    """Whether it is a mark that any script may have."""
+    """True if it is a mark that any script may have."""
     return _MARKS.fullmatch(character) is not None
 
 
@@ -87,7 +87,7 @@ def units(text: str) -> list[str]:
 
 
 def begins_unit(character: str) -> bool:
-    """Whether a character is never composed or reordered with what is before it, and is seen."""
+    """True if a character is never composed or reordered with what is before it, and is seen."""
     return character.isascii() or _begins_unit(character)
 
 

@@ -1,4 +1,4 @@
-"""What a set of guardrails says, and the check of what an administrator sets (pure)."""
+"""Rules of a set of guardrails, and the check of what an administrator sets (pure)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """What one set of guardrails blocks.
+    """Rules of one set of guardrails.
 
     Attributes:
         blocked: texts, in any case and in any of Unicode's spellings.
@@ -71,7 +71,7 @@ class RuleSet:
 
     @property
     def needs_text(self) -> bool:
-        """Whether a prompt's text is needed, and not just its tokens."""
+        """True if a prompt's text is needed, and not just its tokens."""
         return self.has_texts or self.max_characters > 0
 
 

@@ -29,7 +29,7 @@ BLOCK: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What may be sent of a text, and what was found behind it.
+    """Part of a text that may be sent, and the finding behind it.
 
     Attributes:
         text: continues what was passed before. Nothing of a finding is in it.
@@ -130,7 +130,7 @@ class StreamGuard:
         return text
 
     def _certain(self, n_units: int) -> int:
-        """How many units are certain once that many are known: nothing undecided begins among them."""
+        """Number of units that are certain once `n_units` are known: nothing undecided begins among them."""
         folded = _Text(self._folded[: n_units - self._n_passed])
         undecided = min((each.undecided(folded.text) for each in self._sets), default=len(folded.text))
         certain = self._n_passed + folded.unit_at(undecided)
@@ -177,7 +177,7 @@ class StreamGuard:
         return None
 
     def _due(self, *, is_final: bool) -> Iterator[int]:
-        """Where to search: each place whose next unit is known, and at last the end."""
+        """Places to search at: each whose next unit is known, and at last the end."""
         yield from range(self._searched + BLOCK, _last_search(self._n_units) + 1, BLOCK)
         if is_final and self._searched < self._n_units:
             yield self._n_units

@@ -32,7 +32,7 @@ class WordFinder(Generic[T]):
         self._first_characters = frozenset(word[0] for word in words)
 
     def ends(self, text: str) -> Iterator[tuple[int, T]]:
-        """Where words end in a text, in order, each with what is known of it."""
+        """Ends of words in a text, in order, each with the value stored for its word."""
         data = _bytes(text)
         # Characters and bytes up to the last end.
         end, end_byte = 0, 0
@@ -43,7 +43,7 @@ class WordFinder(Generic[T]):
             yield end, known
 
     def open_end(self, text: str) -> int:
-        """Where the longest end of a text begins that a word begins with; without one, its length."""
+        """Start of the longest end of a text that a word begins with; without one, its length."""
         for start in range(max(0, len(text) - self._longest), len(text)):
             if text[start] in self._first_characters and self._begins_with(_bytes(text[start:])):
                 return start
@@ -96,5 +96,5 @@ def _bytes(text: str) -> str:
 
 
 def _n_characters(data: str) -> int:
-    """Of what these bytes stand for."""
+    """Number of characters that these bytes stand for."""
     return len(data) if data.isascii() else len(data.encode("latin-1").decode())

@@ -374,7 +374,7 @@ class _Answer:
         return self._lark.rule(self._lark.fresh("call"), " ".join(filter(None, terms)))
 
     def _tail(self, text: str) -> str:
-        """What ends a call that is no JSON: readers take each line as one marker."""
+        """Terms that end a call that is no JSON: readers take each line as one marker."""
         lines = [self._lark.exact(line.strip()) for line in text.splitlines() if line.strip()]
         return f" {self._lark.blanks()} ".join(lines)
 

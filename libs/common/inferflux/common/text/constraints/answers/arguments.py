@@ -104,7 +104,7 @@ class _Parameters:
         return f"({' | '.join(written)})" if len(written) > 1 else next(iter(written))
 
     def _groups_of(self, schema: Any, root: Root) -> Mapping[str, Sequence[Schema]]:
-        """What a schema allows, by the type that the syntax names; of texts where it names none."""
+        """Alternatives of a schema, by the type that the syntax names; of texts where it names none."""
         key = json.dumps(schema)
         if (known := self._groups.get(key)) is not None:
             return known

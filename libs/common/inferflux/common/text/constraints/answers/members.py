@@ -16,7 +16,7 @@ _NOTHING = '""'
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How members are written.
+    """Spelling of an object's members.
 
     Attributes:
         separator: terms between two of them.

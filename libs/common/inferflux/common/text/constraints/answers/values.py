@@ -26,7 +26,7 @@ _BARE_KEY = r"[A-Za-z_]([A-Za-z0-9_. -]{0,62}[A-Za-z0-9_.-])?"
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How values are written.
+    """Notation of values.
 
     Attributes:
         words: of booleans and null.
