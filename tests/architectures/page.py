@@ -29,6 +29,7 @@ checkpoints of a recurrent state.
 
 """
 _ABOUT = (
+    "Which architectures were tried, and how. For operators who choose a model. "
     "`{command}` makes this page. For each row it writes a tiny model of random weights, with "
     "{vocabulary}, and an engine serves it in every way that it can. Each token of each greedy answer "
     "is compared with what llama.cpp alone computes after the tokens before it, in a context of its "

@@ -14,7 +14,7 @@ from .source import Module
 
 # Behind it stand the variables of an environment that few deployments change: docs/operations.md.
 FOR_EXPERTS = "For experts; few deployments change these:"
-_VARIABLE = re.compile(r"^\| `((?:INFERFLUX|OTEL)_\w+)`", re.MULTILINE)
+_VARIABLE = re.compile(r"^- `((?:INFERFLUX|OTEL)_\w+)`", re.MULTILINE)
 _OPENINGS = re.compile(r"(What|Who|Of|Those|Which|Whether)\b")
 _DOC_COLUMNS = 120
 

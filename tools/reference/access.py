@@ -13,8 +13,8 @@ from inferflux.policy.decide.oidc.issuer import Issuer
 from inferflux.policy.decide.roles import BUILTIN
 from inferflux.policy.rules import RULES as POLICY_RULES
 
-from .markdown import table
-from .settings import default_text, described
+from .markdown import entries, table
+from .settings import described, stated_default
 
 _NONE = "none"
 _SERVICES = "service key"
@@ -24,7 +24,7 @@ def blocks() -> dict[str, str]:
     """The tables by the name of their place in the page."""
     return {
         "scopes": table(("scope", "for", "includes"), _scopes()),
-        "fields of an issuer": table(("field", "default", "meaning"), _issuer_fields()),
+        "fields of an issuer": entries(_issuer_fields()),
         "roles": table(("role", "scopes", "for"), _roles()),
         "scopes of methods": table(("method or route", "served by", "needs"), _methods()),
     }
@@ -48,7 +48,7 @@ def _roles() -> Iterable[tuple[str, ...]]:
 
 def _issuer_fields() -> Iterable[tuple[str, ...]]:
     for name, field in Issuer.model_fields.items():
-        yield f"`{name}`", default_text(field), described(name, field)
+        yield f"`{name}`", stated_default(field), described(name, field)
 
 
 def _methods() -> Iterable[tuple[str, ...]]:

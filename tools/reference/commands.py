@@ -1,4 +1,4 @@
-"""The options of `inferctl up`, as a Markdown table."""
+"""The options of `inferctl up`, as a Markdown list."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer.main
 
 from inferflux.cli.app import app
 
-from .markdown import table
+from .markdown import entries
 
 
 def blocks() -> dict[str, str]:
-    """The table by the name of its place in the page."""
-    return {"options of inferctl up": table(("option", "default", "meaning"), _rows("up"))}
+    """The list by the name of its place in the page."""
+    return {"options of inferctl up": entries(_rows("up"))}
 
 
 def _rows(name: str) -> Iterable[tuple[str, ...]]:
@@ -23,5 +23,5 @@ def _rows(name: str) -> Iterable[tuple[str, ...]]:
         if not option.help:
             raise ValueError(f"{option.name} of `inferctl {name}` has no help")
         flags = ", ".join(f"`{flag}`" for flag in option.opts)
-        default = "" if option.default in (None, "") or option.is_flag else f"`{option.default}`"
+        default = "" if option.default in (None, "") or option.is_flag else f"default: `{option.default}`"
         yield (flags, default, option.help.rstrip("."))

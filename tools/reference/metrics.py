@@ -1,4 +1,4 @@
-"""Every Prometheus metric of each service, as Markdown tables."""
+"""Every Prometheus metric of each service, as Markdown lists."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from inferflux.policy.metrics import DecisionMetrics, PolicyMetrics
 from inferflux.scheduler.metrics import SchedulerMetrics
 from inferflux.worker.metrics import WorkerMetrics
 
-from .markdown import table
-
-_HEAD = ("metric", "type", "labels", "meaning")
+from .markdown import entries
 
 
 class _Recorder(CollectorRegistry):
@@ -36,8 +34,8 @@ class _Recorder(CollectorRegistry):
 
 
 def blocks() -> dict[str, str]:
-    """The tables by the name of their place in the page."""
-    return {f"metrics of {owner}": table(_HEAD, map(_row, found)) for owner, found in metrics().items()}
+    """The lists by the name of their place in the page."""
+    return {f"metrics of {owner}": entries(map(_row, found)) for owner, found in metrics().items()}
 
 
 def metrics() -> dict[str, list[MetricWrapperBase]]:

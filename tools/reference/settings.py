@@ -1,4 +1,4 @@
-"""The environment variables of each service, as Markdown tables."""
+"""The environment variables of each service, as Markdown lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.worker.settings import WorkerSettings
 from tools.house.measures import FOR_EXPERTS
 
-from .markdown import table
+from .markdown import entries
 
 SETTINGS: dict[str, type[ServiceSettings]] = {
     "gateway": GatewaySettings,
@@ -26,7 +26,6 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "worker": WorkerSettings,
 }
 
-_HEAD = ("variable", "default", "allowed", "meaning")
 _FACTORIES: dict[Callable[..., Any], str] = {unique_name: "host and six hex digits", dict: "`{}`"}
 
 
@@ -46,28 +45,28 @@ def own_variables(service: str) -> dict[str, FieldInfo]:
 
 
 def blocks() -> dict[str, str]:
-    """The tables by the name of their place in the page."""
-    common = {"settings of every service": tables(variables(ServiceSettings))}
-    return common | {f"settings of the {service}": tables(own_variables(service)) for service in SETTINGS}
+    """The lists by the name of their place in the page."""
+    common = {"settings of every service": lists(variables(ServiceSettings))}
+    return common | {f"settings of the {service}": lists(own_variables(service)) for service in SETTINGS}
 
 
-def tables(fields: dict[str, FieldInfo]) -> str:
-    """The table of a service's variables, then that of those for experts.
+def lists(fields: dict[str, FieldInfo]) -> str:
+    """The list of a service's variables, then that of those for experts.
 
     Raises:
         ValueError: a field has no description.
     """
     expert = {v: f for v, f in fields.items() if f.json_schema_extra == EXPERT}
     ordinary = {v: f for v, f in fields.items() if v not in expert}
-    parts = [table(_HEAD, _rows(ordinary))]
+    parts = [entries(_rows(ordinary))]
     if expert:
-        parts += [FOR_EXPERTS, table(_HEAD, _rows(expert))]
+        parts += [FOR_EXPERTS, entries(_rows(expert))]
     return "\n\n".join(parts)
 
 
 def _rows(fields: dict[str, FieldInfo]) -> Iterable[tuple[str, ...]]:
     for variable, field in fields.items():
-        yield (f"`{variable}`", default_text(field), allowed_text(field), described(variable, field))
+        yield (f"`{variable}`", stated_default(field), allowed_text(field), described(variable, field))
 
 
 def described(name: str, field: FieldInfo) -> str:
@@ -81,8 +80,13 @@ def described(name: str, field: FieldInfo) -> str:
     return field.description
 
 
+def stated_default(field: FieldInfo) -> str:
+    """The default as a fact of a list's entry."""
+    return default_text(field) if field.is_required() else f"default: {default_text(field)}"
+
+
 def default_text(field: FieldInfo) -> str:
-    """The default as a cell of a table."""
+    """The default, as the page says it."""
     if field.is_required():
         return "required"
     if field.default_factory is not None:

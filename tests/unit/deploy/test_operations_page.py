@@ -16,14 +16,14 @@ from inferflux.common.process.settings import EXPERT, ServiceSettings, misspelt
 from tools.house.measures import FOR_EXPERTS
 from tools.reference import metrics, settings
 from tools.reference.__main__ import PAGE, written
-from tools.reference.markdown import fill, table
+from tools.reference.markdown import entries, fill, table
 
 TEXT = PAGE.read_text()
 CLIENTS = "Clients and the one-machine stack"
 COMPOSE_FILES = [
     ROOT / name for name in ("docker-compose.yml", "docker-compose.fleet.yml", "deploy/publish.yml")
 ]
-_ROW = re.compile(r"^\| `((?:INFERFLUX|OTEL)_[A-Z_]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^- `((?:INFERFLUX|OTEL)_[A-Z_]+)`[ :]", re.MULTILINE)
 
 
 class Example(ServiceSettings):
@@ -35,12 +35,12 @@ class Example(ServiceSettings):
     mute: str = ""
 
 
-def rows(section: str) -> dict[str, str]:
-    """Variable and default of each row of a section."""
+def rows(section: str) -> list[str]:
+    """The variables of a section."""
     text = TEXT.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    found = [(m[1], m[2]) for m in _ROW.finditer(text)]
-    assert len(dict(found)) == len(found), "a variable is there twice"
-    return dict(found)
+    found = _ROW.findall(text)
+    assert len(set(found)) == len(found), "a variable is there twice"
+    return found
 
 
 def test_the_page_is_as_make_docs_writes_it() -> None:
@@ -48,7 +48,7 @@ def test_the_page_is_as_make_docs_writes_it() -> None:
 
 
 def test_every_variable_that_code_or_compose_file_names_is_there() -> None:
-    documented = {m[1] for m in _ROW.finditer(TEXT)}
+    documented = set(_ROW.findall(TEXT))
     files = [
         *ROOT.glob("services/*/inferflux/**/*.py"),
         *ROOT.glob("libs/common/inferflux/common/**/*.py"),
@@ -66,7 +66,7 @@ def test_every_variable_that_code_or_compose_file_names_is_there() -> None:
 
 
 def test_no_service_takes_a_variable_of_another_for_misspelt() -> None:
-    documented = {m[1] for m in _ROW.finditer(TEXT)}
+    documented = set(_ROW.findall(TEXT))
     for service in settings.SETTINGS.values():
         assert misspelt(service, documented) == {}
 
@@ -85,9 +85,9 @@ def test_no_metric_is_there_twice() -> None:
 
 
 @pytest.mark.parametrize("service", sorted(settings.SETTINGS))
-def test_a_table_names_every_variable_that_the_service_reads(service: str) -> None:
+def test_a_list_names_every_variable_that_the_service_reads(service: str) -> None:
     block = settings.blocks()[f"settings of the {service}"]
-    assert {m[1] for m in _ROW.finditer(block)} == set(settings.own_variables(service))
+    assert set(_ROW.findall(block)) == set(settings.own_variables(service))
 
 
 def test_a_setting_shows_default_bounds_and_description() -> None:
@@ -99,9 +99,9 @@ def test_a_setting_shows_default_bounds_and_description() -> None:
     assert settings.allowed_text(fields["log_format"]) == "`console`, `json`"
 
 
-def test_settings_for_experts_have_a_table_of_their_own() -> None:
+def test_settings_for_experts_have_a_list_of_their_own() -> None:
     fields = {name: Example.model_fields[name] for name in ("slots", "pause_s")}
-    ordinary, experts = settings.tables(fields).split(FOR_EXPERTS)
+    ordinary, experts = settings.lists(fields).split(FOR_EXPERTS)
     assert "`slots`" in ordinary
     assert "`pause_s`" not in ordinary
     assert "`pause_s`" in experts
@@ -109,7 +109,7 @@ def test_settings_for_experts_have_a_table_of_their_own() -> None:
 
 def test_a_setting_without_a_description_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="EXAMPLE_MUTE has no description"):
-        settings.tables({"EXAMPLE_MUTE": Example.model_fields["mute"]})
+        settings.lists({"EXAMPLE_MUTE": Example.model_fields["mute"]})
 
 
 def test_a_counter_has_the_name_that_is_exposed() -> None:
@@ -119,6 +119,15 @@ def test_a_counter_has_the_name_that_is_exposed() -> None:
 
 def test_a_bar_within_a_cell_does_not_end_it() -> None:
     assert table(["a"], [["x | y"]]) == "| a |\n|---|\n| x \\| y |"
+
+
+def test_a_long_entry_is_broken_between_words_and_not_within_links_or_code() -> None:
+    words = " ".join(["word"] * 19)
+    entry = entries([("`a`", "default: `1`", "", f"{words} [a link of words](page.md), `some code`")])
+    first, second = entry.split("\n")
+    assert first.startswith("- `a` (default: `1`): word")
+    assert second == "  [a link of words](page.md), `some code`"
+    assert len(first) <= 120
 
 
 def test_a_page_without_the_place_of_a_table_is_refused() -> None:

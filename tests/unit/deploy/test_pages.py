@@ -82,7 +82,7 @@ def test_a_file_that_is_named_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_variable_that_is_named_is_in_the_manual(page: Path) -> None:
-    known = set(_VARIABLE.findall("".join(re.findall(r"^\| `.*$", OPERATIONS.read_text(), re.MULTILINE))))
+    known = set(_VARIABLE.findall("".join(re.findall(r"^- `.*$", OPERATIONS.read_text(), re.MULTILINE))))
     others = {"INFERFLUX_JOBS", "INFERFLUX_TOKENS", "INFERFLUX_CONTAINERS_DIR"}
     named = {v for v in _VARIABLE.findall(page.read_text()) if v.startswith("INFERFLUX_")}
     assert named <= known | others | {f"{variable}_FILE" for variable in known}
