@@ -123,7 +123,7 @@ class Answer:
         return ""
 
     def as_dict(self) -> dict[str, object]:
-        """For --json: absent figures are null."""
+        """Answer for `--json`: absent figures are null."""
         usage = self.finished.usage if self.finished else generation_pb2.Usage()
         ttft_s, rate = self.ttft_s, self.tokens_per_s
         calls = {"tool_calls": to_json(self.calls)} if self.calls else {}

@@ -104,7 +104,7 @@ class ChatSession:
         self._prompt: PromptSession[str] = PromptSession(history=_history(history))
 
     async def run(self) -> None:
-        """Until Ctrl-D or /exit."""
+        """Run the conversation until Ctrl-D or /exit."""
         self._model = self._model or await self._client.only_model()
         self._console.print(f"[bold]{escape(self._model)}[/] [dim]· /help · Ctrl-D leaves[/]")
         while True:

@@ -221,7 +221,7 @@ def with_flag_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(of: Callable[..., object]) -> list[inspect.Parameter]:
-    """Its parameters as keywords, with their annotations evaluated."""
+    """Parameters of a command as keywords, with their annotations evaluated."""
     hints = get_type_hints(of, include_extras=True)
     signature = inspect.signature(of)
     return [

@@ -56,7 +56,7 @@ class Stored:
     begin: int
 
     def load(self) -> Weights:
-        """Its numbers.
+        """Load the tensor's numbers.
 
         Raises:
             ConversionError: it holds none of the three kinds of floats, or numbers that are not finite.

@@ -36,7 +36,7 @@ _MESSAGES: Final[dict[str, Sequence[tuple[str, int, Any]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """In the order of their ids; `types` are numbered as GGUF numbers them."""
+    """Tokens in the order of their ids; `types` are numbered as GGUF numbers them."""
 
     texts: list[str]
     scores: list[float]

@@ -30,7 +30,7 @@ _BUSY = frozenset(range(500, 600)) | {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+)")
 
 Say = Callable[[int], None]
-"""Is told how many bytes of a file are there."""
+"""Callback that gets the number of bytes of a file that are there."""
 
 
 class CannotFetchError(CommandError):

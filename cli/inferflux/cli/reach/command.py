@@ -94,7 +94,7 @@ def on_ctrl_c(act: Callable[[], object]) -> Iterator[None]:
 
 
 def make_console() -> Console:
-    """As wide as the terminal; a pipe has room for every column."""
+    """Console as wide as the terminal; a pipe has room for every column."""
     return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
 
 

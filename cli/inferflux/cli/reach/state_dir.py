@@ -153,8 +153,8 @@ class StateDir:
         return self.path / "tls"
 
     def passwords(self, server: str, users: Iterable[str] = ()) -> dict[str, str]:
-        """By user of a server (`nats`, `redis`): those kept here, and a new one for each of `users` without
-        one, kept from now on.
+        """Passwords by user of a server (`nats`, `redis`): those kept here, and a new one for each of
+        `users` without one, kept from now on.
 
         Raises:
             CommandError: the file holds something else.

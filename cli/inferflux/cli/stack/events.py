@@ -22,7 +22,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StackEvent:
-    """Something happened to a process, or to the model (process `model`)."""
+    """Event of a process, or of the model (process `model`)."""
 
     kind: EventKind
     process: str

@@ -242,7 +242,7 @@ def _sentinels(ports: Ports, state_dir: Path, watched: Watched) -> list[ProcessS
 
 
 def joining(ports: Ports, access: Access, *, state_dir: Path, service_key: str) -> dict[str, dict[str, str]]:
-    """By kind of service: what one more of it is told, to join the stack."""
+    """Environment variables, by kind of service, with which one more of it joins the stack."""
     policy = _policy_address(ports)
     proofs = _proof(service_key, access)
     audited = {kind: {**proofs, **_audit(state_dir)} for kind in ("policy", "gateway")}

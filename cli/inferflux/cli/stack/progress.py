@@ -49,7 +49,7 @@ class StartDisplay:
             self._console.print(f"{event.process}: ready after {row.took_s:.1f} s{_after(event.detail)}")
 
     def up(self) -> None:
-        """Everything is ready."""
+        """Tell that everything is ready."""
         self.close()
         self.is_up = True
         self._console.print(

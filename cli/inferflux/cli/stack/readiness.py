@@ -1,4 +1,4 @@
-"""Is a process ready? Asked of each in its own protocol."""
+"""Readiness of a process, asked of each in its own protocol."""
 
 from __future__ import annotations
 

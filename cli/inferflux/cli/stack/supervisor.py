@@ -102,7 +102,7 @@ class Stack:
 
     @property
     def nats_url(self) -> str:
-        """With a user who may do everything."""
+        """URL of NATS with a user who may do everything."""
         return self._granted.nats_url(self._ports, nats_users.OPERATOR)
 
     @property
@@ -112,7 +112,7 @@ class Stack:
 
     @property
     def redis_url(self) -> str:
-        """With a user who may do everything."""
+        """URL of Redis with a user who may do everything."""
         return self._granted.redis_url(self._ports, redis_users.OPERATOR)
 
     @property

@@ -18,7 +18,7 @@ PING_EVERY_MS = 30_000
 PING_TIMEOUT_MS = 10_000
 
 USE_PROXY = "INFERFLUX_USE_PROXY"
-"""Has clients call gateways through the proxy that the environment names, as gRPC reads it: 1 or true."""
+"""Variable (1 or true) that has clients call gateways through the environment's proxy, as gRPC reads it."""
 
 Option = tuple[str, int | str]
 

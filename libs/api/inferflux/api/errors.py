@@ -73,7 +73,7 @@ class InferFluxError(Exception):
 
     @property
     def in_full(self) -> str:
-        """For logs: the message with the detail that callers do not get."""
+        """Message for logs, with the detail that callers do not get."""
         return f"{self.message}: {self.detail}" if self.detail else self.message
 
 

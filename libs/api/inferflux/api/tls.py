@@ -34,7 +34,7 @@ class Tls:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Tls:
-        """As INFERFLUX_TLS_CA, _CERT and _KEY say it; plain text without the first."""
+        """TLS settings from INFERFLUX_TLS_CA, _CERT and _KEY; plain text without the first."""
         return cls(env.get(TLS_CA, ""), env.get(TLS_CERT, ""), env.get(TLS_KEY, ""))
 
     @property
@@ -42,7 +42,7 @@ class Tls:
         return bool(self.ca)
 
     def context(self) -> ssl.SSLContext:
-        """For NATS and other protocols than gRPC.
+        """SSL context for NATS and other protocols than gRPC.
 
         Raises:
             InvalidArgument: a file cannot be used.
@@ -56,7 +56,7 @@ class Tls:
         return context
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """For a channel; None for plain text.
+        """Credentials for a channel; None for plain text.
 
         Raises:
             InvalidArgument: a file cannot be read, or there is a certificate without a key.

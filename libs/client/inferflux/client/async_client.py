@@ -53,7 +53,7 @@ class AsyncGateway:
 
 
 class AsyncClient(BaseClient[AsyncGateway, AsyncStream]):
-    """As `Client`, for asyncio. It belongs to the event loop that runs when it is first used.
+    """`Client` for asyncio. It belongs to the event loop that runs when it is first used.
 
     What is open when that loop ends, as `asyncio.run` does, is closed then.
     """

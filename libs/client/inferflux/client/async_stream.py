@@ -35,7 +35,7 @@ class Calls(Protocol):
 
 
 class AsyncStream(StreamView):
-    """As `Stream`, for `async for` and `async with`. A running event loop is needed to make one."""
+    """`Stream` for `async for` and `async with`. A running event loop is needed to make one."""
 
     _is_closed = True
 

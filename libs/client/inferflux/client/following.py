@@ -158,7 +158,7 @@ class Following:
         return step
 
     def time_left_s(self, now_s: float) -> float | None:
-        """Until the deadline, for the next call."""
+        """Seconds until the deadline, for the next call."""
         deadline_s = self._patience.deadline_s
         return None if deadline_s is None else max(0.001, deadline_s - now_s)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inferflux.api.errors import InferFluxError, Unavailable
 
 GATEWAY_LOST = "GATEWAY_LOST"
-"""Of an error that says that the connection of a call is gone."""
+"""Reason of an error that says that the connection of a call is gone."""
 # What gRPC says when it could not send a call at all.
 _NO_ANSWER = ("failed to connect", "connections to all backends failing")
 _NEVER_CONNECTED = (*_NO_ANSWER, "DNS resolution", "errors resolving")

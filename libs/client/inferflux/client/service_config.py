@@ -49,10 +49,10 @@ def _config(*, with_generations: bool) -> str:
 
 
 SERVICE_CONFIG = _config(with_generations=True)
-"""For channels of your own, in any language: their option `grpc.service_config`."""
+"""Service config for channels of your own, in any language: their option `grpc.service_config`."""
 
 OWN_SERVICE_CONFIG = _config(with_generations=False)
-"""Of this package's clients, which know more than gRPC of when a request may be sent again."""
+"""Service config of this package's clients, which know more than gRPC of when a request may be sent again."""
 
 # A gateway whose host is gone says nothing. It is given up 5 s after something was sent to it, a ping at the
 # latest, so that its streams are resumed within their window. Gateways allow a ping every 3 s.
@@ -65,7 +65,7 @@ _REST = {"grpc.client_idle_timeout_ms": 8_000}
 OWN_OPTIONS = tuple(
     {**dict(CHANNEL_OPTIONS), **_PINGS, **_REST, "grpc.service_config": OWN_SERVICE_CONFIG}.items()
 )
-"""Of their channels."""
+"""Options of their channels."""
 
 
 if __name__ == "__main__":

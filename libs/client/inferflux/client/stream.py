@@ -25,7 +25,7 @@ class Call(Protocol):
 
 
 class _NoCall:
-    """In the place of a call that was ended."""
+    """Placeholder of a call that was ended."""
 
     def __next__(self) -> Response:
         raise StopIteration

@@ -1,4 +1,4 @@
-"""Everything InferFlux does over NATS. `Bus` is the way in; nats-py stays behind it."""
+"""Messaging over NATS. `Bus` is the way in; nats-py stays behind it."""
 
 from inferflux.common.contract.requests.stream_limits import StreamLimits
 

@@ -71,7 +71,7 @@ class Healer:
         return self._task is not None
 
     def heal(self) -> None:
-        """Something may be gone."""
+        """Check subscriptions and streams soon: something may be gone."""
         self._is_ill.set()
 
     def add_callback(self, callback: Callable[[], Awaitable[None]]) -> None:

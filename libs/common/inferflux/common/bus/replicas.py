@@ -1,4 +1,4 @@
-"""On how many servers a stream is kept. Decides; asks nothing."""
+"""Number of replicas of a stream. Decides; asks nothing."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ async def copies_behind(link: Link) -> set[str]:
 
 
 async def until_streams(link: Link, limits: StreamLimits) -> None:
-    """As `ensure_streams`, with some patience for a scheduler that has to make them, and for a cluster whose
+    """Ensure the streams, with some patience for a scheduler that has to make them, and for a cluster whose
     servers have just started.
 
     Raises:

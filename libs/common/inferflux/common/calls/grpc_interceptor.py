@@ -299,7 +299,7 @@ async def _write_all(responses: Any, context: Context) -> None:
 
 
 def _owner(context: Context) -> tuple[str, str]:
-    """With whom a call shares its place: its tenant's calls, or those of a connection without a tenant."""
+    """Owner of a call's place: its tenant's calls, or those of a connection without a tenant."""
     caller = current_call().caller
     if caller is not None and caller.tenant:
         return ("tenant", caller.tenant)

@@ -54,4 +54,4 @@ REFLECTION_RULES: Mapping[str, MethodRule] = dict(
         MethodRule(Scope.MODELS, max_body_bytes=_OPEN_BODY_BYTES),
     )
 )
-"""What a server can do is told to those who may see what it serves."""
+"""Rules of reflection: callers who may see what a server serves may see its methods."""

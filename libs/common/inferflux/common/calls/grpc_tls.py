@@ -11,7 +11,7 @@ from inferflux.common.process.tls import ClientTls, Reloaded, ServerTls, TlsFile
 
 
 def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    """For a server: each handshake uses the files as they are then.
+    """Credentials of a server: each handshake uses the files as they are then.
 
     Raises:
         InvalidArgument: a file cannot be used.
@@ -34,7 +34,7 @@ def server_credentials(tls: ServerTls) -> grpc.ServerCredentials:
 
 
 def channel_credentials(tls: ClientTls) -> Reloaded[grpc.ChannelCredentials]:
-    """For channels, each of which keeps those that it was made with.
+    """Credentials of channels, each of which keeps those that it was made with.
 
     Raises:
         InvalidArgument: a file cannot be used.

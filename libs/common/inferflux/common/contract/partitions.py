@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from .errors import InvalidArgument
 
 SHARDS = 64
-"""As many partitions as there can be."""
+"""Largest number of partitions."""
 VARIABLE = "INFERFLUX_SCHEDULER_PARTITIONS"
 """Says how many partitions there are."""
 ALL = "all"
@@ -46,7 +46,7 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """In keys, names of consumers, and messages."""
+        """Name in keys, names of consumers, and messages."""
         return ALL if self.is_whole else f"{self.index}-of-{self.count}"
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MAX_TERMS = 1024
-"""Of partitions, those of earlier divisions of the models included."""
+"""Most partitions whose terms are kept, those of earlier divisions of the models included."""
 # Clocks that are wrong by less than this do no harm.
 MAX_AHEAD_MS = 366 * 86_400_000
 

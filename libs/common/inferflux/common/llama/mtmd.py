@@ -21,7 +21,7 @@ Layout = list[list[int] | int]
 """The pieces of an image: token ids, or the number of cells of a run."""
 
 Shape = tuple[int, int] | int
-"""How large an image is, as width and height in pixels, or how many samples a sound has."""
+"""Size of an image, as width and height in pixels, or number of samples of a sound."""
 
 TEXT, IMAGE, AUDIO = 0, 1, 2
 _MARKER = b"<__inferflux_image__>"

@@ -208,7 +208,7 @@ class Vocab:
         return cached
 
     def piece_text(self, token: int) -> str:
-        """As `piece`, as text: what is not UTF-8 is replaced.
+        """Text of a token's `piece`: what is not UTF-8 is replaced.
 
         Raises:
             VocabError: no such token.

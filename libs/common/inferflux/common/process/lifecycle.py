@@ -1,4 +1,4 @@
-"""From process start to process end: the loop, logging, signals, and the exit status."""
+"""Lifecycle of a process: the loop, logging, signals, and the exit status."""
 
 from __future__ import annotations
 

@@ -375,12 +375,12 @@ class ServiceSettings(BaseSettings):
 
     @property
     def client_tls(self) -> TlsFiles:
-        """With which it calls servers over TLS."""
+        """TLS files with which it calls servers."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca, variable="INFERFLUX_TLS_CA")
 
     @property
     def server_tls(self) -> ServerTls | None:
-        """With which its servers are called over TLS; None for plain text.
+        """TLS with which its servers are called; None for plain text.
 
         Raises:
             InvalidArgument: a file cannot be used.

@@ -48,7 +48,7 @@ class TlsFiles:
         return [path for path in (self.cert, self.key, self.ca) if path is not None]
 
     def server_context(self) -> ssl.SSLContext:
-        """For a server, which asks its clients for certificates if there is a `ca`.
+        """SSL context of a server, which asks its clients for certificates if there is a `ca`.
 
         Raises:
             OSError, ssl.SSLError: a file cannot be used.
@@ -64,7 +64,7 @@ class TlsFiles:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For a client, which checks the server's certificate and name.
+        """SSL context of a client, which checks the server's certificate and name.
 
         Raises:
             OSError, ssl.SSLError: a file cannot be used.
@@ -81,7 +81,7 @@ class TlsFiles:
 
 
 class Reloaded(Generic[_T]):
-    """Something made of files, made again when they change.
+    """Object made of files, made again when they change.
 
     Args:
         clock: monotonic seconds.
@@ -106,7 +106,7 @@ class Reloaded(Generic[_T]):
             raise InvalidArgument(message, field=files.variable) from None
 
     def current(self) -> _T:
-        """As of the files now, or of a second ago."""
+        """Object made of the files as they are now, or were a second ago."""
         now = self._clock()
         if now - self._looked_s < _LOOK_INTERVAL_S:
             return self._made
@@ -135,7 +135,7 @@ class ServerTls:
         self._contexts = Reloaded(files, files.server_context)
 
     def context(self) -> ssl.SSLContext:
-        """For asyncio; each handshake uses the files as they are then."""
+        """SSL context for asyncio; each handshake uses the files as they are then."""
         context = self.files.server_context()
 
         def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -157,7 +157,7 @@ class ClientTls:
         self._contexts = Reloaded(files, files.client_context)
 
     def context(self) -> ssl.SSLContext:
-        """As of the files now: ask for it at every connection."""
+        """SSL context of the files as they are now: ask for it at every connection."""
         return self._contexts.current()
 
 

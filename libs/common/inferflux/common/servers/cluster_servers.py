@@ -63,7 +63,7 @@ class ClusterServers:
         return redis.asyncio.RedisCluster(startup_nodes=nodes, password=PASSWORD)
 
     async def map(self, index: int = 0) -> SlotMap:
-        """As this server has it."""
+        """Map of the slots, as this server has it."""
         async with self.at(index) as client:
             slots = await client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
             nodes = await client.execute_command("CLUSTER", "NODES")  # type: ignore[no-untyped-call]

@@ -201,7 +201,7 @@ def observer(tenant: str) -> NatsUser:
 
 
 def operator() -> NatsUser:
-    """May do everything: for tools of those who run the stack."""
+    """User who may do everything: for tools of those who run the stack."""
     return NatsUser(OPERATOR, (">",), (">",), is_bound=False)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SERVICE = "policy-store"
-"""What sentinels call the servers that they watch."""
+"""Name under which sentinels watch the servers."""
 
 N_SENTINELS, QUORUM = 3, 2
 

@@ -26,7 +26,7 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str:
-        """For what this work causes elsewhere; "" where there is no trace."""
+        """Trace context for what this work causes elsewhere; "" where there is no trace."""
         ...
 
     def rename(self, name: str) -> None: ...
@@ -34,15 +34,15 @@ class Span(Protocol):
     def set(self, attributes: Attributes) -> None: ...
 
     def event(self, name: str, attributes: Attributes | None = None) -> None:
-        """Something happened now."""
+        """Record an event at this time."""
         ...
 
     def fail(self, error_type: str, message: str = "") -> None:
-        """It does not end well: `error_type` is one of few words, `message` for people."""
+        """Mark the span as failed: `error_type` is one of few words, `message` for people."""
         ...
 
     def end(self, at_s: float | None = None) -> None:
-        """It ended now, or at this Unix time. Only the first call counts."""
+        """End the span now, or at this Unix time. Only the first call counts."""
         ...
 
 
@@ -76,7 +76,7 @@ class Tracer(Protocol):
 
 
 class _PassingSpan:
-    """Only passes on what it was given."""
+    """Span that only passes on what it was given."""
 
     __slots__ = ("traceparent",)
 

@@ -81,5 +81,5 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 def duration_ms(context: CallContext) -> float:
-    """From the call to now."""
+    """Milliseconds from the call to now."""
     return round((time.monotonic() - context.started_at) * 1000, 1) if context.started_at else 0.0

@@ -12,7 +12,7 @@ _MOST_RAW_CHARACTERS = 1 << 16
 
 @dataclass(slots=True)
 class CallRecord:
-    """Filled while the call is served.
+    """Record of a call for its audit line, filled while the call is served.
 
     Attributes:
         tenant: of the caller; "" before it is known whose credential it has, as is the next.

@@ -1,4 +1,4 @@
-"""From settings to the audit trail of this process."""
+"""Opening of this process's audit trail, from its settings."""
 
 from __future__ import annotations
 

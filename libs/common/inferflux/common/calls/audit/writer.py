@@ -99,7 +99,7 @@ class AuditTrail:
             raise Unavailable(message, reason=REFUSAL, retry_delay_s=_RETRY_S)
 
     def text(self) -> TextDigest:
-        """For a prompt or an answer."""
+        """Digest for a prompt or an answer."""
         return TextDigest(self._text_key, keeps_raw=self._keeps_raw)
 
     @property

@@ -16,7 +16,7 @@ FOR_SERVICES = ("Admit", "AdmitMany", "Reserve", "Renew", "Settle", "SettleMany"
 """Methods that services call, with the service key."""
 
 ADMIN_METHODS = tuple(method for method in _POLICY.methods if method.name not in FOR_SERVICES)
-"""Those that administrators call."""
+"""Methods that administrators call."""
 
 
 def scope_of(method: str) -> Scope:
@@ -25,7 +25,7 @@ def scope_of(method: str) -> Scope:
 
 
 MAX_DOCUMENT_BYTES = 15 << 20
-"""Of all that is exported or imported at once."""
+"""Largest document that is exported or imported at once."""
 
 LARGER_BODIES: Mapping[str, int] = {
     # Rules of 1 MiB, and what is beside them.

@@ -37,8 +37,8 @@ def headers_of(states: Iterable[State]) -> Mapping[str, str]:
 
 
 def duration(ms: int) -> str:
-    """As OpenAI's API has it: `12ms`, `1.5s`, `6m0s`, `23h59m59s`. It is rounded up: from a second on to
-    tenths, from a minute on to seconds.
+    """Duration as OpenAI's API has it: `12ms`, `1.5s`, `6m0s`, `23h59m59s`. It is rounded up: from a second
+    on to tenths, from a minute on to seconds.
     """
     if ms < 1000:
         return f"{ms}ms"

@@ -29,7 +29,7 @@ SCOPES: Mapping[Scope, str] = {
     Scope.POLICY: "manage keys, roles, limits and guardrails; export and import them",
     Scope.POLICY_READ: "see keys, roles, limits and guardrails, but no secret",
 }
-"""What each scope is for."""
+"""Purpose of each scope."""
 
 _INCLUDED: Mapping[Scope, frozenset[Scope]] = {
     Scope.ADMIN: frozenset({Scope.MODELS_LOAD, Scope.STATUS, Scope.CLUSTER, Scope.POLICY, Scope.POLICY_READ}),

@@ -43,7 +43,7 @@ MAX_SCOPE_BYTES = 128
 
 
 def check_fairness(change: scheduler_pb2.SetFairness) -> None:
-    """Something changes, to values that make sense."""
+    """Check that something changes, to values that make sense."""
     if change == scheduler_pb2.SetFairness(version=change.version):
         raise InvalidArgument("nothing is to be changed", field="change")
     threshold, timeslice = change.high_priority_threshold, change.max_timeslice_tokens

@@ -9,7 +9,7 @@ from inferflux.common.contract.errors import InvalidArgument
 from inferflux.v1 import model_pb2
 
 MAX_ADAPTERS = 64
-"""Of one model."""
+"""Most adapters of one model."""
 MAX_SCALE = 1000.0
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")

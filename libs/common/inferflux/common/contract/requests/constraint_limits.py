@@ -71,7 +71,7 @@ def asking_field_of(constraint: generation_pb2.StructuredConstraint) -> str:
 
 
 def check_function_names(names: Iterable[str], field: str) -> None:
-    """At most 512 names, which a call can spell, and none twice.
+    """Check names of functions: at most 512, which a call can spell, and none twice.
 
     Args:
         field: of the list of functions; a name is `field[i].name`.

@@ -112,7 +112,7 @@ def check_params(
     context_length: int = MAX_TOKENS,
     vocabulary_size: int = MAX_TOKENS + 1,
 ) -> None:
-    """Everything about a generation that can be checked without its prompt. Fields that are not set pass.
+    """Check what can be checked of a generation without its prompt. Fields that are not set pass.
 
     Args:
         context_length, vocabulary_size: of the model; without them only what no model allows is refused.

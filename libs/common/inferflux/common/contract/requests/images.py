@@ -21,7 +21,7 @@ FIRST_PLACEHOLDER = 1 << 30
 
 MAX_IMAGES = 64
 MAX_PARTS = 1024
-"""Of the images of a prompt: some models cut an image into several."""
+"""Most parts of a prompt's images: some models cut an image into several."""
 # A placeholder has 30 bits of the hash. Fewer than these together could be found for another image.
 FEWEST_TOKENS = 8
 MOST_TOKENS = 1 << 16
@@ -118,7 +118,7 @@ class Pixels:
     rgb: bytes
 
     def packed(self) -> bytes:
-        """As it is stored."""
+        """Pack pixels as they are stored."""
         return _HEAD.pack(_MAGIC, self.width, self.height) + self.rgb
 
 

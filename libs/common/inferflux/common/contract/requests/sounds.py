@@ -12,7 +12,7 @@ _HEAD = struct.Struct("<8sII")
 _MAGIC = b"IFXPCM1\n"
 _SAMPLE_BYTES = 4
 MAX_SAMPLES = 8 << 20
-"""Of a sound: five minutes of 27,962 samples a second."""
+"""Most samples of a sound: five minutes of 27,962 samples a second."""
 FEWEST_SAMPLES = 2
 """The least samples of a sound: libmtmd ends the process over fewer."""
 MAX_SOUND_BYTES = _HEAD.size + _SAMPLE_BYTES * MAX_SAMPLES
@@ -41,7 +41,7 @@ class Samples:
         return len(self.pcm) // _SAMPLE_BYTES
 
     def packed(self) -> bytes:
-        """As it is stored."""
+        """Pack samples as they are stored."""
         return _HEAD.pack(_MAGIC, self.rate, self.count) + self.pcm
 
 

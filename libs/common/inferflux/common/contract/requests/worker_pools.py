@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from inferflux.common.contract.checks import check_count, check_token
 
 DEFAULT = "default"
-"""Of workers that name none."""
+"""Pool of workers that name none."""
 MAX_POOLS = 16
 
 

@@ -24,7 +24,8 @@ def set_apart() -> None:
 
 
 def collect_rarely() -> None:
-    """For a process that serves requests: what a request leaves behind is freed without the collector, which
-    is there for what should not be, and need not come often.
+    """Run the collector rarely in a process that serves requests.
+
+    What a request leaves behind is freed without the collector, which is there for what should not be.
     """
     gc.set_threshold(_YOUNG, _MIDDLE, gc.get_threshold()[2])

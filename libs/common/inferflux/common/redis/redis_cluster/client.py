@@ -313,7 +313,7 @@ class ClusterPipeline(Pipeline):
         self._cluster = cluster
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
-        """Their answers, in their order."""
+        """Execute the commands and return their answers, in order."""
         commands = cast("Sequence[Command]", self.command_stack)
         scripts = set(self.scripts)
         self.command_stack = []

@@ -9,7 +9,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisClusterException
 
 Command = tuple[Sequence[Any], dict[str, Any]]
-"""Its words, and how its answer is read."""
+"""Words of a command, and how its answer is read."""
 
 EVERYWHERE = frozenset({"PING", "SCRIPT LOAD"})
 """Commands for every primary."""

@@ -188,5 +188,5 @@ def _calls_in(
 
 
 def readable(message: str) -> str:
-    """In one line, without what llguidance adds for its authors."""
+    """Error in one line, without what llguidance adds for its authors."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:500]

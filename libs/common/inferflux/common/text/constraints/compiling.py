@@ -1,4 +1,4 @@
-"""From a constraint to what says which tokens may come next: llguidance's matcher.
+"""Compiling of a constraint to llguidance's matcher, which says which tokens may come next.
 
 Its work is bounded by counts, not by a clock: what compiles in one process compiles in another.
 """

@@ -25,10 +25,10 @@ from .repeats import MOST_REPEATS, repeats
 TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 
 MOST_SCHEMAS: Final = 50_000
-"""That are read of one text, with each place as often as it is referred to in another way."""
+"""Most schemas that are read of one text, with each place as often as it is referred to in another way."""
 
 LEVELS: Final = 4
-"""How much of a schema may be left to the check: from 0, all that masks can hold, to 3, the type alone."""
+"""Number of levels of leaving a schema to the check: from 0, all that masks hold, to 3, the type alone."""
 
 NOTHING_MATCHES: Final = "no answer satisfies it"
 """The message about a constraint that nothing can match."""

@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """As audit lines have it: which rule of which set, never its text."""
+        """Name in audit lines: which rule of which set, never its text."""
         is_text = self.kind in (Kind.BLOCKED, Kind.PATTERN)
         return f"{self.of} {self.kind}[{self.index}]" if is_text else f"{self.of} {self.kind}"
 
@@ -65,7 +65,7 @@ class Match:
     end: int
     index: int
     needs_end: bool
-    """Whether it counts only where no word goes on at `end`."""
+    """True if it counts only where no word goes on at `end`."""
 
 
 class CompiledRules:
@@ -84,7 +84,7 @@ class CompiledRules:
         self.name = name
         self.patterns = [_compiled(text, f"{field}.patterns[{i}]") for i, text in enumerate(rules.patterns)]
         self.n_steps = sum(pattern.programsize for pattern in self.patterns)
-        """Of all patterns, as RE2 compiles them. Each character takes as many at the most."""
+        """Steps of all patterns, as RE2 compiles them. Each character takes as many at the most."""
         self._reader = Reader(rules.look_alikes, ignores_accents=rules.ignores_accents)
         words = _words(rules, self._reader)
         self.size = sum(map(len, words)) + sum(map(len, rules.patterns))

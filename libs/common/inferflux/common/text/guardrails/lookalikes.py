@@ -104,7 +104,7 @@ def _tables(look_alikes: LookAlikes, ignores_accents: bool) -> tuple[str, str, s
 
 
 def _table(replaced: Mapping[int, str]) -> str:
-    """For `str.translate`, which looks up what is in a text faster than what is not in a mapping."""
+    """Table for `str.translate`, which looks up what is in a text faster than what is not in a mapping."""
     return "".join(replaced.get(code, chr(code)) for code in range(_LAST + 1))
 
 

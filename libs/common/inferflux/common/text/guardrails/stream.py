@@ -42,7 +42,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Hit:
-    """Something that is blocked.
+    """Hit: a part of the text that is blocked.
 
     Attributes:
         seen_at: units that are needed to know of it.
