@@ -1,4 +1,4 @@
-"""inferctl's way in and out: whatever goes wrong becomes one line and an exit status."""
+"""Entry point of inferctl: every failure becomes one line and an exit status."""
 
 from __future__ import annotations
 

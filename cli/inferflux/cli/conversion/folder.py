@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's becomes a GGUF file."""
+"""Conversion of a folder of Hugging Face's to a GGUF file."""
 
 from __future__ import annotations
 

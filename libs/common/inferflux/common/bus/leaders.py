@@ -1,4 +1,4 @@
-"""A question to the schedulers that lead: one, or one of each partition of the models."""
+"""Requests to the leading schedulers: one, or one of each partition of the models."""
 
 from __future__ import annotations
 

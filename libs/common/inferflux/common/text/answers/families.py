@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Families whose way to write answers cannot be seen in what their templates render (pure).
+"""Model families whose answer format cannot be derived from what their templates render (pure).
 
 Everything else is derived from the template: `text/chat_templates/derive.py`.
 """

@@ -1,4 +1,4 @@
-"""Return whether no value matches two schemas at once, as far as their text shows it (pure)."""
+"""Disjointness of two schemas: no value matches both, as far as their text shows it (pure)."""
 
 from __future__ import annotations
 

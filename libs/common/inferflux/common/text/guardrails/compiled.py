@@ -1,4 +1,4 @@
-"""Rules made ready for matching, and what they find in a text (pure).
+"""Compiled rules, and their findings in a text (pure).
 
 Blocked texts are found all at once, in time that grows with the text alone. Patterns are RE2's: it never goes
 back, so no pattern takes more than linear time.

@@ -1,1 +1,1 @@
-"""The grammar of an answer with thoughts, content and calls, in the way of the model's family (pure)."""
+"""The grammar of an answer with thoughts, content and calls, in the format of the model's family (pure)."""
