@@ -180,12 +180,12 @@ class Findings:
         ]
         columns = (
             "urgent",
-            "guaranteed to others",
+            "guaranteed",
             "urgent p50 s",
             "p99 s",
             "p50 ÷ alone",
             "others p50 s",
-            "others' part of the service",
+            "others' part",
             "others ÷ no preemption",
             "tokens/s in all",
         )
@@ -207,9 +207,9 @@ class Findings:
             "slots",
             "hints",
             "longest wait s",
-            "prompt tokens computed ÷ new",
+            "computed ÷ new tokens",
             "busier ÷ other worker",
-            "first token of later prompts s",
+            "later first token s",
         )
         return Grid(f"{CONVERSATIONS} conversations of {TURNS} turns on two workers", columns, rows)
 
