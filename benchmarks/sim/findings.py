@@ -186,7 +186,7 @@ class Findings:
             "p50 ÷ alone",
             "others p50 s",
             "others' part",
-            "others ÷ no preemption",
+            "others ÷ without",
             "tokens/s in all",
         )
         return Grid("Minutes at 200 % load, preemption on", columns, rows)
