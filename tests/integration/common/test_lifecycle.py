@@ -14,7 +14,8 @@ import pytest
 
 SERVICE = """
 import asyncio, gc, os, sys
-from inferflux.common.contract import errors, lifecycle
+from inferflux.common.contract import errors
+from inferflux.common.process import lifecycle
 from inferflux.common.process.settings import ServiceSettings, load
 
 async def main(shutdown):

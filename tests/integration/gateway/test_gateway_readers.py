@@ -244,7 +244,7 @@ async def test_a_leaving_gateway_says_so_and_settles_what_it_saw(
 async def test_a_leaving_gateway_settles_what_it_saw_of_requests_that_run_unread(
     start_gateway: StartGateway, nats_url: str, backend: Backend, payer: Client, usage: Usage
 ) -> None:
-    leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="3")
+    leaving = await start_gateway(nats_url, INFERFLUX_DRAIN_LIMIT_S="8")
     # Another id if it is tried again: this one is known then. What is said has to come before the limit.
     request_id = f"hand-{secrets.token_hex(4)}"
     backend.reader_replies[request_id] = KEPT
