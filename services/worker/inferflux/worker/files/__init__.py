@@ -1,1 +1,1 @@
-"""What model files say, and what they take, before an engine loads them."""
+"""Model files before an engine loads them: their contents, and the memory they need."""

@@ -1,4 +1,4 @@
-"""Whether an adapter's file fits a model (pure), by the heads of both.
+"""Checks that an adapter's file fits a model, by the heads of both (pure).
 
 llama.cpp checks much of this itself. What it does not check ends the process in the middle of a step: shapes
 beyond the second dimension, ranks that differ, weights that are not finite.
@@ -23,7 +23,7 @@ _EMBEDDING = "token_embd.weight"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Where the weights of one tensor lie in the file."""
+    """Place of one tensor's weights in the file."""
 
     name: str
     kind: int
@@ -60,7 +60,7 @@ def check_adapter(header: Header, size: int, model: Header) -> int:
 
 
 def weights_of(header: Header) -> Iterator[Weights]:
-    """Where each tensor's weights lie.
+    """Yield the place of each tensor's weights.
 
     Raises:
         HeaderError: they cannot lie there, or are of a type that adapters are not kept in.

@@ -1,4 +1,4 @@
-"""What tells adapters apart: an adapter's file and how strongly it is applied."""
+"""Digest that tells adapters apart, by an adapter's file and how strongly it is applied."""
 
 from __future__ import annotations
 

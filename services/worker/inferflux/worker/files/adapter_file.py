@@ -1,4 +1,4 @@
-"""What a worker learns of an adapter's file before an engine loads it: its digest, and whether it fits."""
+"""Reading of an adapter's file before an engine loads it: its digest, and whether it fits."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _check_finite(view: Buffer, header: Header) -> None:
 
 
 def _values(view: Buffer, weights: Weights) -> list[np.ndarray]:
-    """What of a tensor's weights could be infinite."""
+    """Return the numbers of a tensor's weights that could be infinite."""
     data = np.frombuffer(view[weights.start : weights.start + weights.n_bytes], np.uint8)
     if weights.kind == 8:
         return [data.view(_Q8_BLOCK)["scale"]]

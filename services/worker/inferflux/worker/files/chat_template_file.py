@@ -49,5 +49,5 @@ def _replaced(tokenizer: bytes, template: bytes) -> bytes:
 
 
 def _named(key: bytes) -> bytes:
-    """How the entry of a text begins."""
+    """Return the first bytes of the entry of a text."""
     return _U64.pack(len(key)) + key + _U32.pack(Kind.STRING)

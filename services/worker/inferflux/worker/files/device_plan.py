@@ -1,4 +1,4 @@
-"""What of a model fits which devices, by the head of its file (pure).
+"""Plan of the parts of a model that fit each device, by the head of its file (pure).
 
 The layers go where llama.cpp's split by layers puts them. Of n layers on GPUs, the output layer among them,
 the last n are taken. Each GPU gets as many of these, one after the other, as its part of the tensor split
@@ -21,7 +21,7 @@ DRIVER_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What a device has of a model.
+    """Part of a model on a device.
 
     Attributes:
         first_layer, layers: those it has, counted from 0; the output layer is one after the last.
@@ -91,7 +91,7 @@ class _Costs:
     compute: int
 
     def on_gpu(self, layer: int, experts_on_cpu: int) -> int:
-        """What a layer takes on a GPU."""
+        """Bytes that a layer takes on a GPU."""
         outside = self.experts[layer] if layer < experts_on_cpu else 0
         return self.weights[layer] - outside + self.kv[layer]
 

@@ -1,4 +1,4 @@
-"""Where a model's tensors are asked to go: from settings, and from a file of models (pure)."""
+"""Devices on which a model's tensors are wanted: from settings, and from a file of models (pure)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"[A-Za-z0-9_.:\[\]-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class DeviceWish:
-    """What is asked; None is left to what was asked before.
+    """Devices wanted for a model's tensors; None leaves a field to what was asked before.
 
     Attributes:
         gpu_layers: layers on GPUs; -1: all.

@@ -1,4 +1,4 @@
-"""How many KV cells fit into memory (pure)."""
+"""Number of KV cells that fit into memory (pure)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DoesNotFitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CellShape:
-    """What decides how large a cell is.
+    """Sizes that decide how large a cell is.
 
     Attributes:
         kept_bytes: of keys and values, of all layers together.
@@ -43,7 +43,7 @@ class CellShape:
 
     @property
     def bytes(self) -> int:
-        """Of one cell: no less than it takes."""
+        """Bytes of one cell: no less than it takes."""
         return self.kept_bytes + self.batch_rows * _MASK_BYTES + _CELL_ACCOUNT_BYTES
 
 
@@ -54,7 +54,7 @@ def whole_cells(cells: int) -> int:
 
 
 def fit_cells(wanted: int, least: int, shape: CellShape, free_bytes: int) -> int:
-    """How many of the `wanted` cells to make: fewer where memory is short, never fewer than `least`.
+    """Number of the `wanted` cells to make: fewer where memory is short, never fewer than `least`.
 
     Args:
         free_bytes: of memory, the weights being loaded.
@@ -71,7 +71,7 @@ def fit_cells(wanted: int, least: int, shape: CellShape, free_bytes: int) -> int
 
 
 def cells_in(n_bytes: int, kept_bytes: int, least: int) -> int:
-    """How many cells have their keys and values in `n_bytes`.
+    """Number of cells that have their keys and values in `n_bytes`.
 
     Args:
         kept_bytes: of one cell's keys and values; 0 where a sequence has a state instead of cells.

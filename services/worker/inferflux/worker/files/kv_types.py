@@ -13,7 +13,7 @@ _USUAL: KvType = "f16"
 
 @dataclass(frozen=True, slots=True)
 class NumberType:
-    """How numbers of a type are kept.
+    """Storage of the numbers of a type.
 
     Attributes:
         ggml_type: in enum ggml_type.
@@ -30,7 +30,7 @@ class NumberType:
         return self.block > 1
 
     def bytes_of(self, n: int) -> int:
-        """What `n` numbers take, in whole blocks."""
+        """Bytes that `n` numbers take, in whole blocks."""
         return -(-n // self.block) * self.block_bytes
 
 
@@ -49,7 +49,7 @@ NUMBER_TYPES: dict[KvType, NumberType] = {
 
 @dataclass(frozen=True, slots=True)
 class KvTypes:
-    """What the keys and the values of a cache are kept in."""
+    """Types in which the keys and the values of a cache are kept."""
 
     keys: KvType = _USUAL
     values: KvType = _USUAL
@@ -67,7 +67,7 @@ class KvTypes:
 
     @property
     def is_quantized(self) -> bool:
-        """True if either is."""
+        """True if the keys or the values are quantized."""
         return self.key_type.is_quantized or self.value_type.is_quantized
 
 

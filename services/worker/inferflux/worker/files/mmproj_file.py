@@ -1,4 +1,4 @@
-"""What a worker learns of a projector's file before an engine loads it, and what gateways need of it."""
+"""Reading of a projector's file before an engine loads it, and the part of it that gateways need."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def probe_projection(
 
 
 def _projection(path: Path, found: dict[str, Any], rest: bytes, field: str) -> Projection:
-    """What a probe has printed."""
+    """Return the projection that a probe has printed."""
     skeleton_bytes = int(found.get("skeleton_bytes", 0))
     skeleton, encoding = rest[:skeleton_bytes], rest[skeleton_bytes:]
     error = json.loads(encoding)["error"] if encoding else found.get("error")

@@ -1,4 +1,4 @@
-"""Whether a GGUF's metadata can be served (pure).
+"""Checks that a model with a GGUF's metadata can be served (pure).
 
 llama.cpp checks much itself. Here is what it accepts and cannot serve, what ends its process, and what it
 refuses without the name of the field.
@@ -77,7 +77,7 @@ def _is_name(text: str) -> bool:
 
 
 def _elements(key: str, view: Buffer, array: Array) -> Iterator[int]:
-    """Of a field that has a value for each layer."""
+    """Yield the elements of a field that has a value for each layer."""
     most = _INTEGERS["block_count"][1]
     if array.count > most:
         raise HeaderError(f"{key} has {array.count} elements: at most {most} can be")

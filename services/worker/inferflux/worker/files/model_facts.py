@@ -1,4 +1,4 @@
-"""What the head of a GGUF file says of a model: how large it is, and what it is kept in (pure)."""
+"""Facts about a model in the head of its GGUF file: how large it is, and what it is kept in (pure)."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class ModelFacts:
 
     @classmethod
     def from_json(cls, said: dict[str, Any]) -> ModelFacts:
-        """Of what `dataclasses.asdict` and JSON have made of one."""
+        """Return the facts from what `dataclasses.asdict` and JSON have made of them."""
         parts: dict[str, Any] = dict(said["parts"])
         parts |= {name: tuple(value) for name, value in parts.items() if isinstance(value, list)}
         return cls(**said | {"kv_heads": tuple(said["kv_heads"]), "parts": WeightParts(**parts)})
 
     def kv_bytes_of_layer(self, layer: int, types: KvTypes) -> int:
-        """What keys and values of one token take in a layer."""
+        """Bytes that keys and values of one token take in a layer."""
         heads = self.kv_heads[layer] if layer < len(self.kv_heads) else 0
         keys = types.key_type.bytes_of(heads * self.key_length)
         return keys + types.value_type.bytes_of(heads * self.value_length)
@@ -117,7 +117,7 @@ class ModelFacts:
 
     @property
     def role(self) -> model_pb2.ModelRole.ValueType:
-        """What the file is made for: one that says how it pools is made for vectors, or for ranking."""
+        """Role that the file is made for: one that says how it pools is made for vectors, or for ranking."""
         if self.pooling == _RANK:
             return model_pb2.MODEL_ROLE_RERANK
         if self.pooling > 0 or not self.has_memory:
@@ -130,7 +130,8 @@ class ModelFacts:
 
 
 def facts_of(view: Buffer, header: Header) -> ModelFacts:
-    """What the head of the file that `view` begins with says. Its fields have passed `check_metadata`."""
+    """Return the facts in the head of the file that `view` begins with. Its fields have passed
+    `check_metadata`."""
     metadata = header.metadata
     architecture = str(metadata["general.architecture"])
 
@@ -165,7 +166,7 @@ def facts_of(view: Buffer, header: Header) -> ModelFacts:
 
 
 def _kv_heads(view: Buffer, header: Header, architecture: str, layers: int, heads: int) -> tuple[int, ...]:
-    """Of each layer. A file may give one number for all, or one for each."""
+    """Return the number of KV heads of each layer. A file may give one number for all, or one for each."""
     value = header.metadata.get(f"{architecture}.attention.head_count_kv", heads)
     if isinstance(value, Array):
         each = list(integers_of(view, value))[:layers]

@@ -1,4 +1,4 @@
-"""What a worker learns of a model file before an engine loads it: the digest, and a tokenizer that works."""
+"""Reading of a model file before an engine loads it: the digest, and a tokenizer that works."""
 
 from __future__ import annotations
 

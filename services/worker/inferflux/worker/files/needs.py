@@ -1,4 +1,4 @@
-"""How much memory a model takes before it is loaded (pure)."""
+"""Memory that a model needs, estimated before it is loaded (pure)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EMBEDDING_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a model's KV cache.
+    """Size that is asked of a model's KV cache.
 
     Attributes:
         context_length: most tokens of one request; 0: the model's.
@@ -52,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a loaded model takes, in bytes.
+    """Memory that a loaded model takes, in bytes.
 
     Attributes:
         cells: of the KV cache.
@@ -79,7 +79,7 @@ def wanted_cells(trained_length: int, facts: ModelFacts, asked: Asked) -> int:
 
 
 def step_bytes(facts: ModelFacts, cells: int) -> int:
-    """What a step of a physical batch computes with, logits among it."""
+    """Bytes that a step of a physical batch computes with, logits among them."""
     widest = max(facts.feed_forward, 4 * facts.embedding)
     step = PHYSICAL_BATCH * (2 * widest + cells) * _NUMBER_BYTES
     return step + _LOGIT_ROWS * facts.vocabulary_size * _NUMBER_BYTES
@@ -95,7 +95,7 @@ def needs_of(
     projector_bytes: int = 0,
     is_elsewhere: bool = False,
 ) -> Needs:
-    """What a model of `size_bytes` takes with the KV cache that it will have.
+    """Return what a model of `size_bytes` takes with the KV cache that it will have.
 
     A cache whose size is not set takes at most half of what the weights leave of `room`, and no less than
     one request needs.
@@ -131,7 +131,8 @@ def needs_of(
 
 
 def embedder_needs_of(size_bytes: int, trained_length: int, facts: ModelFacts, asked: Asked) -> Needs:
-    """What a model takes that embeds or ranks. Its cells are the tokens of the jobs that it takes at once.
+    """Return what a model takes that embeds or ranks. Its cells are the tokens of the jobs that it takes at
+    once.
 
     Its batch holds the longest text whole. A model that could generate keeps keys and values of it as well,
     and logits of each of its tokens.

@@ -66,7 +66,7 @@ def read_bytes(text: str, flag: str) -> int:
 
 
 def read_types(text: str) -> KvTypes:
-    """Of `q8_0`, or of `q8_0,f16`: keys and values.
+    """Read the types in `q8_0`, or in `q8_0,f16`: keys and values.
 
     Raises:
         PlanError: llama.cpp keeps no KV cache in one.
@@ -121,7 +121,7 @@ def plan(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _projector_bytes(path: Path, model: Path) -> int:
-    """Of a projector that the model can have.
+    """Return the bytes of a projector that the model can have.
 
     Raises:
         PlanError: it cannot.

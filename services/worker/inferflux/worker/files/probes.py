@@ -26,7 +26,7 @@ _NICENESS = 10
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """How a probe ended.
+    """Result of a probe.
 
     Attributes:
         code: its exit code, -n for signal n.

@@ -1,4 +1,4 @@
-"""Which part of a model a tensor belongs to, and what it takes (pure)."""
+"""Parts of a model that its tensors belong to, and the bytes they take (pure)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LARGEST = (1, 4)
 
 
 def bytes_of(numbers: int, kind: int) -> int:
-    """What numbers of a ggml_type take."""
+    """Bytes that numbers of a ggml_type take."""
     block, size = TYPE_SIZES.get(kind, _LARGEST)
     return -(-numbers // block) * size
 

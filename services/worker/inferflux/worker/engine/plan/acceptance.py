@@ -1,4 +1,5 @@
-"""What becomes of tokens that were sampled for a sequence: which are appended, and what ends it (pure)."""
+"""Acceptance of the tokens sampled for a sequence: those that are appended, and the reason that ends it
+(pure)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def accept(sequence: Sequence, sampled: Several[int], pieces: PieceSource) -> Ac
 
 
 def finish_reason(sequence: Sequence, token: int) -> generation_pb2.FinishReason.ValueType | None:
-    """What ends a generation whose last token is `token`; None if it goes on."""
+    """Finish reason of a generation whose last token is `token`; None if it goes on."""
     if sequence.text.is_stopped or token in sequence.end_tokens:
         return generation_pb2.FINISH_REASON_STOP
     if sequence.constraint is not None and sequence.constraint.is_over:

@@ -1,4 +1,4 @@
-"""Whose step is next where sequences of several adapters run (pure).
+"""Choice of the adapter that the next step runs with, where sequences of several run (pure).
 
 llama.cpp applies an adapter to a whole batch, and makes its graphs anew for another one. So a step holds
 sequences of one adapter. Adapters alternate, and each has as many steps in a row as any other: each sequence

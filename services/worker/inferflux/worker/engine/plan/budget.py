@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may carry while others decode.
+"""Budget of the prompt tokens that a step may carry while others decode.
 
 Every decode waits for the whole step, so a step's prompt tokens lengthen its inter-token latency (ITL). Two
 ideas bound that: a cost line, seconds over tokens, fitted to measured steps; and a longest step,
@@ -108,7 +108,7 @@ class StepBudget:
 
     @property
     def most_tokens(self) -> int:
-        """Of any step."""
+        """Largest number of tokens in any step."""
         return max(self._batch_tokens, self._long_step_tokens, self._long_mixed_tokens)
 
     def mixed(self, n_decoding: int, n_waiting: int = 1, *, is_long: bool = False) -> int:

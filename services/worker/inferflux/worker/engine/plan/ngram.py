@@ -1,4 +1,4 @@
-"""What may come next, by what followed the same tokens before in prompt and answer (pure).
+"""N-gram drafts: the tokens that may come next, by what followed the same tokens in prompt and answer (pure).
 
 Prompt lookup (Saxena, 2023): an answer that quotes, corrects or goes on with its prompt repeats runs of it.
 Once a run is found it is followed, token by token, until another token comes. So how often what it has comes
@@ -16,7 +16,7 @@ MOST_INDEXED = 16384
 
 
 class NgramIndex:
-    """Where one sequence's tokens, and pairs of them, occurred last, and the run that the sequence follows.
+    """Index of the last positions of one sequence's tokens, and pairs of them, and the run that it follows.
 
     Attributes:
         length: how many of the last tokens agree with the run that is followed; 0: none is.

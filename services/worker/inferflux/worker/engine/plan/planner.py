@@ -1,4 +1,4 @@
-"""Which tokens go into the next batch: those of decodes, of prefills, or of both.
+"""Planning of the next batch: tokens of decodes, of prefills, or of both.
 
 A prefill that is soon complete goes into a mixed batch: every decode first, then prefills within the budget.
 Where the backend has a prefill context, prefills that take several steps are computed there, in turn with
@@ -57,7 +57,7 @@ class StepPlan:
 
     @property
     def parts(self) -> list[ScheduledTokens]:
-        """In batch order."""
+        """Scheduled tokens of the step in batch order."""
         return self.decoding + self.prefilling
 
     @property

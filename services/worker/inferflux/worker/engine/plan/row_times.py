@@ -1,4 +1,4 @@
-"""What a step without prompts takes, by its rows (pure).
+"""Times of steps without prompts, by their rows (pure).
 
 That is no straight line. llama.cpp computes a row alone in another way than several, and several in tiles of
 2 or 4 rows. So each number of rows has a time of its own: measured at the start for some of them, between
@@ -53,7 +53,7 @@ class RowTimes:
         self._scale = 1.0
 
     def seconds_of(self, rows: int) -> float:
-        """Of a step of this many rows, at most `most`."""
+        """Seconds of a step of this many rows, counted as at most `most`."""
         return self._curve[min(rows, self._most)] * self._scale
 
     def observe(self, rows: int, seconds: float) -> None:

@@ -42,7 +42,7 @@ CACHE_TIERS: Mapping[Tier | None, generation_pb2.CacheTier.ValueType] = {
 
 
 class PieceSource(Protocol):
-    """What of a vocabulary a sequence needs."""
+    """Interface of a vocabulary that a sequence needs."""
 
     @property
     def eog(self) -> frozenset[int]: ...
@@ -55,7 +55,7 @@ class PieceSource(Protocol):
 
 
 class Phase(Enum):
-    """What a step does for a sequence."""
+    """Work that a step does for a sequence."""
 
     PREFILL = auto()
     """Computes tokens that are known: no token was sampled after them, or their KV cells were discarded."""
@@ -292,7 +292,7 @@ class Sequence:
 
     @property
     def cached_prompt_tier(self) -> generation_pb2.CacheTier.ValueType:
-        """Where the cached tokens of its prompt were; unspecified if there were none."""
+        """Tier that held the cached tokens of its prompt; unspecified if there were none."""
         return (
             CACHE_TIERS[self.cached_in]
             if self.cached_prompt_tokens
@@ -304,7 +304,7 @@ class Sequence:
         self.checkpoint_at = max(self.checkpoint_at, self.images.shareable(position))
 
     def discard(self) -> None:
-        """Nothing is computed any more: all of it is prefilled again, or found."""
+        """Count nothing as computed any more: all of it is prefilled again, or found."""
         self.go_back(0)
         self.state = None
         self.is_looked_up = False

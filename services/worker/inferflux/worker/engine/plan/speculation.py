@@ -1,4 +1,4 @@
-"""How many tokens are drafted for which sequence, by what became of earlier drafts (pure).
+"""Number of tokens drafted for each sequence, by what became of earlier drafts (pure).
 
 A step computes a sequence's last token and a draft of those after it, a row for each. Every row costs time,
 and only those before the first rejection give a token. So a row is drafted if the tokens it is expected to
@@ -51,7 +51,7 @@ _FADING = 0.99
 
 
 class Rates:
-    """How often a drafted token was accepted, if those before it were, by kind."""
+    """Rates at which drafted tokens were accepted, if those before them were, by kind."""
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
@@ -59,11 +59,11 @@ class Rates:
         self._accepted = [0.0] * _KINDS
 
     def of_kind(self, kind: int, prior: float) -> float:
-        """As `of_kinds`, of one."""
+        """Return the rate of one kind; see `of_kinds`."""
         return (self._accepted[kind] + _PRIOR_TOKENS * prior) / (self._tested[kind] + _PRIOR_TOKENS)
 
     def of_kinds(self, first: int, end: int, priors: Several[float]) -> list[float]:
-        """Of the kinds from `first` up to `end`, each in (0, 1).
+        """Return the rates of the kinds from `first` up to `end`, each in (0, 1).
 
         Args:
             priors: of every kind, the rate while little is known.
@@ -72,7 +72,7 @@ class Rates:
         return [(hits + _PRIOR_TOKENS * prior) / (n + _PRIOR_TOKENS) for hits, n, prior in seen]
 
     def observe(self, kind: int, is_accepted: bool) -> None:
-        """What became of one token is known."""
+        """Count one token that was accepted or rejected."""
         self._tested[kind] = self._tested[kind] * self._memory + 1.0
         self._accepted[kind] = self._accepted[kind] * self._memory + is_accepted
 
@@ -83,7 +83,7 @@ class Rates:
 
 
 class ModelDraft(NamedTuple):
-    """What a draft model said next.
+    """Draft of a draft model.
 
     Attributes:
         tokens: one after the other.
@@ -98,7 +98,7 @@ class ModelDraft(NamedTuple):
 
 @dataclass(slots=True)
 class Drafts:
-    """What one sequence drafts.
+    """Drafts of one sequence.
 
     Attributes:
         source: of its drafts: `NGRAM`, `DRAFT` or `FORCED`.
@@ -116,31 +116,31 @@ class Drafts:
 
 
 class Learned:
-    """What drafts of all sequences had: what those of one are taken to have while little is known of it."""
+    """Rates of the drafts of all sequences, which count for one sequence while little is known of it."""
 
     def __init__(self) -> None:
         self._shared = Rates(_SHARED_MEMORY)
         self._priors = list(_FIRST_RATES)
 
     def next_of_lookup(self, drafts: Drafts) -> float:
-        """At which the next token that its run has may come."""
+        """Rate at which the next token that its run has may come."""
         kind = min(drafts.index.length, _LONGEST)
         return drafts.rates.of_kind(kind, self._priors[kind])
 
     def of_lookup(self, drafts: Drafts) -> list[float]:
-        """At which the next tokens that its run has may come, one after the other."""
+        """Rates at which the next tokens that its run has may come, one after the other."""
         return drafts.rates.of_kinds(min(drafts.index.length, _LONGEST), _LONGEST + 1, self._priors)
 
     def of_model(self, drafts: Drafts) -> float:
-        """At which any token that a draft model may say next comes."""
+        """Rate at which any token that a draft model may say next comes."""
         return drafts.rates.of_kind(_OF_MODEL, self._priors[_OF_MODEL])
 
     def by_margin(self, drafts: Drafts) -> list[float]:
-        """At which tokens that a draft model has said come, by their margin."""
+        """Rates at which tokens that a draft model has said come, by their margin."""
         return drafts.rates.of_kinds(_FIRST_MARGIN, _KINDS, self._priors)
 
     def looked_up(self, drafts: Drafts, length: int, *, is_accepted: bool) -> None:
-        """What became of a token that was looked up is known.
+        """Count a token that was looked up, as accepted or rejected.
 
         Args:
             length: how many tokens before it agreed with what was followed.
@@ -148,7 +148,7 @@ class Learned:
         self._observe(drafts, min(length, _LONGEST), is_accepted)
 
     def said(self, drafts: Drafts, margin: float, *, is_accepted: bool) -> None:
-        """What became of a draft model's token is known."""
+        """Count a draft model's token, as accepted or rejected."""
         self._observe(drafts, _OF_MODEL, is_accepted)
         self._observe(drafts, _FIRST_MARGIN + bisect_right(_MARGINS, margin), is_accepted)
 
@@ -159,7 +159,7 @@ class Learned:
 
 
 class Course:
-    """What a draft model's draft is expected to give, token by token.
+    """Expected gain of a draft model's draft, token by token.
 
     Args:
         rates: by margin. next_rate: of any token.
@@ -174,7 +174,7 @@ class Course:
         self._gain = 1.0
 
     def is_worth_a_row(self, margin: float) -> bool:
-        """Of the next token, which has this margin."""
+        """True if the next token, which has this margin, is worth a row."""
         self._gain *= self._rates[bisect_right(_MARGINS, margin)]
         return self._gain >= self._least
 
@@ -185,7 +185,7 @@ class Course:
 
 
 class Tries:
-    """When a draft is tried that does not seem worth its time.
+    """Trials of drafts that do not seem worth their time.
 
     What is known may have become wrong. Tries are the rarer, the more of them changed nothing.
     """

@@ -41,7 +41,7 @@ class TextAssembler:
 
     @property
     def held(self) -> str:
-        """What `finish` would give now."""
+        """Return the text that `finish` would give now."""
         pending, _ = self._decoder.getstate()
         if self.is_stopped or not (pending or self._held):
             return ""
@@ -50,7 +50,7 @@ class TextAssembler:
         return text if found < 0 else text[:found]
 
     def finish(self) -> str:
-        """What is still held when generation ends without a stop string."""
+        """Return the text that is still held when generation ends without a stop string."""
         rest = self._decoder.decode(b"", final=True)
         if self.is_stopped:
             return ""

@@ -1,1 +1,1 @@
-"""From logits to tokens: filters, penalties, noise and log-probabilities."""
+"""Sampling, from logits to tokens: filters, penalties, noise and log-probabilities."""

@@ -27,7 +27,7 @@ Breakers = Mapping[int, Sequence[Tail]]
 
 
 class SpellingVocab(Protocol):
-    """What of a vocabulary is needed to find breakers."""
+    """Interface of a vocabulary that the search for breakers needs."""
 
     @property
     def size(self) -> int: ...

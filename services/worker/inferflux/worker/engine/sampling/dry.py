@@ -28,7 +28,7 @@ _ROOM = 256
 
 
 class Penalties(NamedTuple):
-    """What is subtracted from logits: two arrays of one shape."""
+    """Penalties to subtract from logits: two arrays of one shape."""
 
     ids: NDArray[np.int64]
     amounts: NDArray[np.float32]
@@ -98,7 +98,7 @@ class Dry:
         self._penalties = None
 
     def penalties(self) -> Penalties:
-        """Of the tokens that would prolong a repetition now."""
+        """Penalties of the tokens that would prolong a repetition now."""
         if self._penalties is None:
             self._penalties = self._find()
         return self._penalties
@@ -134,7 +134,7 @@ class Dry:
 
 
 def repeat_lengths(tokens: Sequence[int]) -> list[int]:
-    """Of each token but the last: how many tokens up to it are the same as those up to the last one.
+    """Return, for each token but the last, how many tokens up to it are the same as those up to the last one.
 
     The Z algorithm, on the reversed tokens: it takes linear time.
     """
@@ -162,7 +162,7 @@ class _LastBreaker:
         self._begin = self._end = -1
 
     def longest_repetition(self, tokens: NDArray[np.int32], first: int, breakers: Breakers) -> int:
-        """How many tokens there are after the last breaker that begins at position `first` or later."""
+        """Number of tokens after the last breaker that begins at position `first` or later."""
         n = len(tokens)
         if not breakers:
             return n - first

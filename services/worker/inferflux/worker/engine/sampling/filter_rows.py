@@ -24,7 +24,8 @@ _COLDEST = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """What of each row may be drawn: logits from `lowest` to `highest`, both of shape (rows,).
+    """Tokens of each row that may be drawn: those with logits from `lowest` to `highest`, both of shape
+    (rows,).
 
     Attributes:
         temperatures: of shape (rows,), above 0.
@@ -38,7 +39,7 @@ class Survivors:
 def survivors(
     largest: Logits, bounds: Logits, samplers: Sequence[Sampler], states: noise.States
 ) -> Survivors | None:
-    """What top-n-sigma, top-k, typical-p, top-p, min-p and XTC leave of each row, and its temperature.
+    """Return what top-n-sigma, top-k, typical-p, top-p, min-p and XTC leave of each row, and its temperature.
 
     Args:
         largest: of shape (rows, top_k + 1), descending, the first of each row finite.

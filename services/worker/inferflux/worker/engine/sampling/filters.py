@@ -1,4 +1,4 @@
-"""Which of a row's tokens may be drawn, and at which temperature: the filters that few requests ask for.
+"""Filters that few requests ask for: the tokens of a row that may be drawn, and the temperature.
 
 Each takes the logits of the tokens that are left, of shape (tokens,), finite and in any order, and returns
 the places of those that stay. They are those of llama.cpp (`llama-sampler.cpp`). `filter_rows` has them for
@@ -24,7 +24,7 @@ _MOST_XTC_THRESHOLD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What of them a request asks for.
+    """Filters that a request asks for.
 
     Attributes:
         n_sigma: 0: all tokens stay.

@@ -29,8 +29,8 @@ class Logprobs:
 
 
 def logprobs_of(logits: Logits, tokens: Sequence[int], n_top: Sequence[int | None]) -> list[Logprobs | None]:
-    """Of the token of each row of a matrix of shape (rows, vocabulary); None where none are wanted, and where
-    no token was chosen.
+    """Return the log-probabilities of the token of each row of a matrix of shape (rows, vocabulary); None
+    where none are wanted, and where no token was chosen.
 
     Args:
         tokens: of the rows, `BAD` where none was chosen.
@@ -48,7 +48,8 @@ def logprobs_of(logits: Logits, tokens: Sequence[int], n_top: Sequence[int | Non
 def log_probabilities(
     logits: Logits, rows: Sequence[int], chosen: Sequence[int], n_top: Sequence[int]
 ) -> list[Logprobs]:
-    """For each of these rows of a matrix of shape (rows, vocabulary), which are finite.
+    """Return the log-probabilities of each of these rows of a matrix of shape (rows, vocabulary), which are
+    finite.
 
     Args:
         chosen: a token of each row.

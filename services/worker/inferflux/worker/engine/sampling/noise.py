@@ -27,12 +27,12 @@ RANGE = -math.log(_SMALLEST_UNIFORM) + math.log(-math.log(_SMALLEST_UNIFORM)) + 
 
 
 def seed_state(seed: int) -> int:
-    """What of the noise depends on the seed alone."""
+    """Part of the noise that depends on the seed alone."""
     return int(_splitmix(np.array([seed], np.uint64))[0])
 
 
 def draw_states(seed_states: Sequence[int], indices: Sequence[int]) -> States:
-    """What of the noise depends on (seed, index): one for each pair."""
+    """Parts of the noise that depend on (seed, index): one for each pair."""
     return _splitmix(np.array(seed_states, np.uint64) + np.array(indices, np.uint64))
 
 

@@ -1,4 +1,5 @@
-"""From a row of logits to a token id: what a request asks for, and the reference for `sampling_rows`.
+"""Sampling of a token id from a row of logits: what a request asks for, and the reference for
+`sampling_rows`.
 
 The order of the steps is llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical-p, top-p,
 min-p, XTC, temperature, draw.
@@ -73,7 +74,7 @@ def _top_of_masked(logits: Logits, k: int) -> Ids:
 
 
 class Sampler:
-    """How the tokens of one request are chosen.
+    """Sampler of the tokens of one request.
 
     Args:
         params: every optional field set.
@@ -151,7 +152,7 @@ class Sampler:
         return self.choose_adjusted(logits, index)
 
     def choose_adjusted(self, logits: Logits, index: int) -> int:
-        """As `choose`, of logits that are adjusted already."""
+        """Choose as `choose` does, from logits that are adjusted already."""
         best = int(logits.argmax())
         if not math.isfinite(logits[best]):
             raise BadLogits("the model gave no finite logits")
@@ -248,7 +249,7 @@ def _draw(ids: Ids, logits: Logits, temperature: float, state: noise.States) -> 
 def scaled(
     logits: Logits, best: Logits | np.float32, temperatures: NDArray[np.float64] | float
 ) -> NDArray[np.float64]:
-    """How far `logits` are below the `best` of their row, divided by the temperature."""
+    """Return the distance of `logits` from the `best` of their row, at most 0, divided by the temperature."""
     below: NDArray[np.float64] = (logits.astype(np.float64) - best) / temperatures
     return below
 
@@ -260,7 +261,7 @@ def _softmax(logits: Logits) -> Logits:
 
 
 def _nucleus(probabilities: Logits, p: float) -> int:
-    """How many of the descending `probabilities` it takes to reach p: at least one."""
+    """Number of the descending `probabilities` that it takes to reach p: at least one."""
     return int(np.searchsorted(np.cumsum(probabilities, dtype=np.float64), p, side="left")) + 1
 
 
@@ -322,7 +323,7 @@ class _Penalties:
 
     @property
     def ids(self) -> Ids:
-        """Those that are penalized."""
+        """Ids of the tokens that are penalized."""
         return np.fromiter(self._counts.keys(), np.int64, len(self._counts))
 
     def apply(self, logits: Logits) -> None:

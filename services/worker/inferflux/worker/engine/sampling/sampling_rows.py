@@ -1,4 +1,4 @@
-"""From a matrix of logits to a token id for each row.
+"""Sampling of a token id for each row of a matrix of logits.
 
 A call of numpy costs about a microsecond however few numbers it is for, so rows with the same top-k are
 sampled together, those with filters apart from those without. Every other row goes through
@@ -123,7 +123,7 @@ def _choose_of_top_k(
 def _choose_filtered(
     logits: Logits, rows: list[int], k: int, samplers: list[Sampler], indices: list[int]
 ) -> list[int] | None:
-    """As `_choose_of_top_k`, of rows with filters."""
+    """Choose as `_choose_of_top_k` does, in rows with filters."""
     candidates = _candidates(logits, rows, k + 1)
     if not np.isfinite(candidates.largest[:, 0]).all():
         return None
@@ -153,7 +153,7 @@ def _drawn(at: Ids, ids: Ids, scores: NDArray[np.float64], states: noise.States)
 
 
 def _last_kept(largest: Logits, samplers: list[Sampler]) -> Logits | None:
-    """What of each row survives top-k, top-p and min-p: logits that are not less than this.
+    """Return each row's lowest logit that survives top-k, top-p and min-p.
 
     Args:
         largest: of shape (rows, k + 1), descending, the first of each row finite.
@@ -212,7 +212,7 @@ class _Candidates:
 
 
 def _candidates(logits: Logits, rows: Sequence[int], k: int) -> _Candidates:
-    """Of these rows of a matrix of shape (rows, vocabulary), k being at most its width.
+    """Find the candidates of these rows of a matrix of shape (rows, vocabulary), k being at most its width.
 
     First only the maxima of groups are compared: the k largest logits of a row are in the k groups with the
     largest maxima.
@@ -235,7 +235,8 @@ def _candidates(logits: Logits, rows: Sequence[int], k: int) -> _Candidates:
 
 
 def _ids_of_groups(logits: Logits, rows: Ids, group: int, k: int) -> Ids:
-    """Of shape (rows, ids): those in the k groups with the largest maxima, and those in no group."""
+    """Return the ids, of shape (rows, ids), in the k groups with the largest maxima, and those in no
+    group."""
     maxima = _group_maxima(logits, rows, group)
     n_rows, width = maxima.shape
     if maxima.min() == -np.inf:  # Of masked rows: as none of them is chosen, they may just as well differ.
@@ -269,8 +270,8 @@ def _group_size(vocabulary: int, k: int) -> int:
 
 
 def _group_maxima(logits: Logits, rows: Ids, group: int) -> Logits:
-    """Of shape (rows, groups). A group takes its logits from all over the row: numpy then compares whole rows
-    of groups at once, twenty times as fast as neighbours."""
+    """Return the largest logit of each group, of shape (rows, groups). A group takes its logits from all over
+    the row: numpy then compares whole rows of groups at once, twenty times as fast as neighbours."""
     n_rows, vocabulary = logits.shape
     width = vocabulary // group
     whole = group * width

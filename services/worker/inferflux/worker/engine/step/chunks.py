@@ -126,7 +126,7 @@ def _add_format(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
 
 
 def ended(sequence: Sequence, outcome: str) -> engine_pb2.EngineFinished:
-    """What the worker learns of a sequence that has had its terminal chunk."""
+    """Return the message that tells the worker of a sequence that has had its terminal chunk."""
     return engine_pb2.EngineFinished(
         key=sequence.key,
         epoch=sequence.epoch,

@@ -1,4 +1,4 @@
-"""Which commands do not wait for a long step (pure)."""
+"""Commands that do not wait for a long step (pure)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Arrived = Callable[[], Iterable[engine_pb2.EngineCommand]]
 
 
 def none_arrived() -> Iterable[engine_pb2.EngineCommand]:
-    """For an engine that gets its commands between steps alone."""
+    """Return no commands, for an engine that gets its commands between steps alone."""
     return ()
 
 

@@ -32,7 +32,7 @@ class Settled:
 
 
 class ConstrainedAnswers:
-    """Those of an engine.
+    """Constrained answers of an engine.
 
     Args:
         constraints: compiles; without it, no constraint is taken.

@@ -176,8 +176,8 @@ class Engine:
         self._constrained.close()
 
     def idle_s(self) -> float | None:
-        """How long nothing is to be done unless a command comes: until the next deadline, for ever (None), or
-        not at all (0) while sequences run."""
+        """Seconds for which nothing is to be done unless a command comes: until the next deadline, for ever
+        (None), or not at all (0) while sequences run."""
         if self._is_behind:
             return 0.0
         if self._running:
@@ -242,7 +242,7 @@ class Engine:
         return params.deterministic if params.HasField("deterministic") else self._is_deterministic
 
     def _why_not_the_same(self, sequence: Sequence) -> str:
-        """Why a request cannot be deterministic here; empty: it can."""
+        """Reason why a request cannot be deterministic here; empty: it can."""
         if sequence.images:
             return "a prompt has images or sounds"
         return self._backend.open_deterministic()
@@ -330,7 +330,7 @@ class Engine:
         self._tiers.report_all()
 
     def take_report(self) -> engine_pb2.EngineReport | None:
-        """What is to be told since the last call, if anything."""
+        """Return the report of what happened since the last call; None if nothing did."""
         if not self._report.has_news and not self._is_behind:
             return None
         report = self._report.step
@@ -441,7 +441,7 @@ class Engine:
         return bool(repairs)
 
     def _plan(self, now_s: float) -> StepPlan:
-        """What the next step computes: it fits the KV cache, and is not empty."""
+        """Plan the next step: it fits the KV cache, and is not empty."""
         loaded = [s for s in self._running.values() if s.is_loaded]
         if len(loaded) < len(self._running):
             self._load_some(now_s)

@@ -199,7 +199,7 @@ class Drafting:
         return numbers, worth
 
     def _find(self, sequence: Sequence, n_decoding: int) -> Candidate | None:
-        """What a sequence may draft, if anything."""
+        """Return what a sequence may draft, if anything."""
         drafts = sequence.drafts
         if drafts is None:
             return None
@@ -285,7 +285,7 @@ class Drafting:
         return taken
 
     def take_error(self) -> str:
-        """Why the draft model drafts no more, once; empty otherwise."""
+        """Reason why the draft model drafts no more, once; empty otherwise."""
         error, self._error = self._error, ""
         return error
 

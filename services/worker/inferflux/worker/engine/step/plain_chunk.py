@@ -13,7 +13,7 @@ class PlainChunk:
         self._token_ids = self._chunk.token_ids
 
     def serialized(self, offset: int, token: int, text: str, sampled_unix_us: int) -> bytes:
-        """What follows a sequence's `chunk_head`."""
+        """Return the serialized bytes that follow a sequence's `chunk_head`."""
         chunk = self._chunk
         chunk.offset = offset
         self._token_ids[0] = token

@@ -1,4 +1,4 @@
-"""What the engine's parent is told next, as it comes up."""
+"""Report that the engine's parent gets next, filled as things happen."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Report:
         self.step.finished.append(chunks.ended(sequence, outcome))
 
     def computed(self, sequence: Sequence) -> None:
-        """How much of a sequence is computed has changed, and not by a token of its answer."""
+        """Report how much of a sequence is computed, where no token of its answer does."""
         self.step.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position)
 
     def residence(
@@ -47,7 +47,7 @@ class Report:
         sequence: Sequence,
         reason: scheduler_pb2.YieldReason.ValueType = scheduler_pb2.YIELD_REASON_UNSPECIFIED,
     ) -> None:
-        """Where a sequence is now, and why it does not run."""
+        """Report where a sequence is now, and why it does not run."""
         self.has_news = True
         self.step.residences.add(
             key=sequence.key,

@@ -1,4 +1,4 @@
-"""What the engine reports of its tiers."""
+"""Statistics of the engine's tiers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _FIRST_ENTRY = 1 << 32
 
 
 def cached_in(tiers: Tiers[Sequence]) -> list[engine_pb2.CachedPrefix]:
-    """What left a tier since the last call, and what came or moved, some of it if it is much."""
+    """Return the prefixes that left a tier since the last call, and those that came or moved, some if
+    many."""
     told = []
     for kept in tiers.take_moved(MOST_TOLD):
         cached = engine_pb2.CachedPrefix(entry=_FIRST_ENTRY + kept.number, cache_scope=kept.header.scope)

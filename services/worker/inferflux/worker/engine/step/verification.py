@@ -1,4 +1,4 @@
-"""Which drafted tokens are the model's own (pure).
+"""Verification of drafts: the drafted tokens that are the model's own (pure).
 
 Each row of a step is sampled as if it was alone: with the noise of its token's index, and with the penalties
 that hold once all tokens before it are emitted. So a drafted token is accepted if and only if the same token
@@ -16,7 +16,7 @@ from inferflux.worker.engine.sampling.sampling_rows import BAD
 
 
 def drafted_tokens(part: ScheduledTokens) -> list[int]:
-    """What was drafted after a sequence's tokens."""
+    """Return the tokens drafted after a sequence's own."""
     sequence = part.sequence
     drafted: list[int] = sequence.tokens[sequence.n_tokens :][: part.n_drafted].tolist()
     return drafted
@@ -51,7 +51,7 @@ def drop_rejected(parts: Iterable[ScheduledTokens], tokens: list[int]) -> None:
 
 
 def agreed(sampled: Several[int], draft: Several[int]) -> int:
-    """How many of the drafted tokens are accepted: the first ones, as far as the model's own are the same.
+    """Number of the drafted tokens that are accepted: the first ones, as far as the model's own are the same.
 
     Args:
         sampled: the model's own tokens, one more than were drafted.

@@ -1,4 +1,4 @@
-"""Where computed prefixes and preempted sequences go when they leave the KV cache: host memory, then disk.
+"""Tiers below the KV cache for computed prefixes and preempted sequences: host memory, then disk.
 
 tiers   what the engine's memory asks: keep, find, hold
 space   what stays in a tier of limited size, and what leaves it  (pure)

@@ -35,7 +35,7 @@ class DiskUnavailable(Exception):
 
 
 class Event(Enum):
-    """What became of a file."""
+    """Event in the life of a file."""
 
     FOUND = auto()
     """It was there at the start."""
@@ -59,7 +59,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a read gave: an envelope, or None if the file is damaged or gone; and the seconds it took."""
+    """Result of a read: an envelope, or None if the file is damaged or gone; and the seconds it took."""
 
     envelope: Envelope | None
     seconds: float
@@ -168,13 +168,13 @@ class Disk:
 
     @property
     def bytes_to_read(self) -> int:
-        """Of the files that are asked for and not read yet."""
+        """Bytes of the files that are asked for and not read yet."""
         while self._reads and self._reads[0][0].done():
             self._reads.popleft()
         return sum(n_bytes for reading, n_bytes in self._reads if not reading.done())
 
     def changes(self) -> list[Change]:
-        """What was found, stored or lost since the last call, in order."""
+        """Return the files that were found, stored or lost since the last call, in order."""
         found = []
         with contextlib.suppress(IndexError):
             while True:
@@ -191,7 +191,7 @@ class Disk:
         return self._scans > 0
 
     def take_error(self) -> str:
-        """Why writing is off for a while; empty if it is not, or was told before."""
+        """Reason why writing is off for a while; empty if it is not, or was told before."""
         return self._errors.popleft() if self._errors else ""
 
     def search(self, scope: str, tokens: TokenArray) -> None:

@@ -1,4 +1,4 @@
-"""Which kept tokens share the longest prefix with given ones (pure).
+"""Index of kept tokens by prefix, which finds those that share the longest with given ones (pure).
 
 Tokens are looked up by blocks: a block's key contains that of the block before it, so a dictionary finds how
 many whole blocks match. The scope and the tokens themselves decide; a key only leads to them. Thousands may
@@ -52,7 +52,8 @@ class TokenIndex(Generic[V]):
                     del self._by_block[key]
 
     def find(self, scope: str, tokens: TokenArray, most: int) -> Iterator[Found[V]]:
-        """What shares a block at least with `tokens`: the longest match first, of `most` tokens at most.
+        """Yield what shares a block at least with `tokens`: the longest match first, of `most` tokens at
+        most.
 
         Nothing may be added or removed meanwhile.
         """
@@ -71,7 +72,7 @@ class TokenIndex(Generic[V]):
 
 
 def _longest_first(values: dict[V, TokenArray], wanted: TokenArray, end: int) -> Iterator[Found[V]]:
-    """Those that match up to `end`, and for less than a block after it."""
+    """Yield those that match up to `end`, and for less than a block after it."""
     # Those that match for no token after it at least, for one, for two, ...
     levels = [list(values.items())]
     for at in range(end, min(end + BLOCK, wanted.size)):

@@ -47,7 +47,7 @@ class Kept(Generic[S]):
 
     @property
     def tokens(self) -> TokenArray:
-        """Those that its payload holds."""
+        """Tokens that its payload holds."""
         return self.header.tokens[: self.header.n_past]
 
     @property
@@ -61,7 +61,7 @@ class Kept(Generic[S]):
 
 
 class Moves(Generic[S]):
-    """What came, moved and went since it was last told, and the numbers of states."""
+    """States that came, moved and went since the last report, and the numbers of states."""
 
     def __init__(self) -> None:
         self._moved: dict[Kept[S], None] = {}
@@ -92,8 +92,8 @@ class Moves(Generic[S]):
         self._moved.update(dict.fromkeys(all_kept))
 
     def take(self, most: int) -> list[Kept[S]]:
-        """Those that went since the last call, and up to `most` of those that came or moved since they were
-        last told."""
+        """Return the states that went since the last call, and up to `most` of those that came or moved since
+        they were last reported."""
         moved = list(islice(self._moved, most))
         for kept in moved:
             del self._moved[kept]

@@ -1,4 +1,4 @@
-"""Whether restoring a prefix beats computing it again, by what both took before (pure).
+"""Comparison of restoring a prefix with computing it again, by what both took before (pure).
 
 An average whose trials stop does not learn any more. So each time restoring is refused, what it is thought to
 cost falls a little, until it is tried again.
@@ -14,7 +14,7 @@ _DOUBT = 0.02
 
 
 class Tier(Enum):
-    """Where state is kept outside the KV cache."""
+    """Tier that keeps state outside the KV cache."""
 
     HOST = "host"
     DISK = "disk"
@@ -59,7 +59,7 @@ class Rates:
         return read_bytes * self.read.seconds_per_unit + used_bytes * self.copy_in.seconds_per_unit
 
     def copied_within(self, seconds: float, tokens: int, n_bytes: int) -> int:
-        """Of `tokens` whose state is `n_bytes`, how many are copied out within `seconds`."""
+        """Number of the `tokens`, whose state is `n_bytes`, that are copied out within `seconds`."""
         copy_s = n_bytes * self.copy_out.seconds_per_unit
         return tokens if copy_s <= seconds else int(tokens * seconds / copy_s)
 
@@ -67,7 +67,7 @@ class Rates:
         return tokens * self.prefill.seconds_per_unit
 
     def gain_s(self, read_bytes: int, used_bytes: int, tokens: int) -> float:
-        """How much sooner `tokens` are restored than prefilled, in seconds; negative: later.
+        """Seconds by which `tokens` are restored sooner than prefilled; negative: later.
 
         Args:
             read_bytes: of files that are read before that, its own among them: each is read whole.

@@ -90,7 +90,7 @@ class Reads(Generic[S]):
         fetch.reading = self._readings[kept].future
 
     def finish(self, fetch: Fetch[S]) -> Read | None:
-        """What was read for a fetch that is done; None if nothing had to be."""
+        """Return what was read for a fetch that is done; None if nothing had to be."""
         if fetch.reading is None:
             return None
         self._leave(fetch.match.kept)
@@ -112,8 +112,8 @@ class Reads(Generic[S]):
             self._abandoned.append(fetch)
 
     def take_abandoned(self) -> list[tuple[Kept[S], Read]]:
-        """What was read since the last call for fetches that no request waits for. A read that the last of
-        them cancelled brings nothing."""
+        """Return what was read since the last call for fetches that no request waits for. A read that the
+        last of them cancelled brings nothing."""
         done = [fetch for fetch in self._abandoned if fetch.is_done]
         self._abandoned = [fetch for fetch in self._abandoned if not fetch.is_done]
         readings = ((fetch.match.kept, fetch.reading) for fetch in done)

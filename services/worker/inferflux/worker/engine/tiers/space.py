@@ -1,4 +1,4 @@
-"""What a tier of limited size keeps (pure).
+"""Space of a tier of limited size: the states that it keeps, and those that leave (pure).
 
 Preempted sequences come before cold prefixes: a request waits for them. Among preempted ones urgency decides,
 among cold ones their use. Nothing leaves for what would not find room anyway.
@@ -21,7 +21,7 @@ _MOST_LIVES = 3
 
 
 class Eviction(Enum):
-    """Which cold prefixes leave first."""
+    """Order in which cold prefixes leave."""
 
     LRU = "lru"
     CLOCK = "clock"
@@ -66,13 +66,13 @@ class Space(Generic[K]):
         return key in self._held
 
     def cold(self) -> list[K]:
-        """What belongs to no preempted sequence, the last used first."""
+        """Keys that belong to no preempted sequence, the last used first."""
         found = [(k, h) for k, h in self._held.items() if h.order is None]
         return [k for k, _ in sorted(found, key=lambda item: -item[1].last_used)]
 
     def losers(self, n_bytes: int, order: Order | None = None) -> list[K] | None:
-        """What has to leave for `n_bytes` more: cold ones, the longest unused first, then preempted ones that
-        are less urgent than `order`, the least urgent first. None when even that would not do."""
+        """Return the keys that leave for `n_bytes` more: cold ones, the longest unused first, then preempted
+        ones that are less urgent than `order`, the least urgent first. None when even that would not do."""
         free = self.limit - self.used
         if free >= n_bytes:
             return []
@@ -85,7 +85,7 @@ class Space(Generic[K]):
         return None
 
     def _by_worth(self, order: Order | None) -> list[tuple[K, _Held]]:
-        """What may leave for a state of this order, the least valuable first."""
+        """Return the entries that may leave for a state of this order, the least valuable first."""
         cold = [(k, h) for k, h in self._held.items() if h.order is None]
         if self._eviction is Eviction.CLOCK:
             cold.sort(key=lambda item: item[1].lives)

@@ -33,7 +33,7 @@ _CANDIDATES = 8
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the last look, by tier."""
+    """Counts of what happened since the last look, by tier."""
 
     hits: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     evictions: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
@@ -130,8 +130,8 @@ class Tiers(Generic[S]):
         return counts
 
     def take_moved(self, most: int) -> list[Kept[S]]:
-        """Those that went since the last call, and up to `most` of those that came or moved since they were
-        last told."""
+        """Return the states that went since the last call, and up to `most` of those that came or moved since
+        they were last reported."""
         return self._moves.take(most)
 
     @property
@@ -154,7 +154,7 @@ class Tiers(Generic[S]):
         self._moves.all_moved((*self._host.held(), *self._files.held()))
 
     def take_error(self) -> str:
-        """Why the disk is not written to for a while; empty otherwise."""
+        """Reason why the disk is not written to for a while; empty otherwise."""
         return self._disk.take_error() if self._disk else ""
 
     def blank(self, scope: str, tokens: TokenArray, payload_bytes: int) -> Envelope:
@@ -233,7 +233,7 @@ class Tiers(Generic[S]):
             self._host.hold(kept, kept.n_bytes)
 
     def find(self, scope: str, tokens: TokenArray, *, known: int = 0) -> Match[S] | None:
-        """What is restored sooner than computed: a prefix of `tokens` that is longer than `known`.
+        """Find what is restored sooner than computed: a prefix of `tokens` that is longer than `known`.
 
         The last token is never part of it: its logits are wanted.
         """
@@ -260,7 +260,8 @@ class Tiers(Generic[S]):
         return Match(found.value, found.matched, self.rates.prefill_s(cost[-1]))
 
     def parts_at(self, scope: str, tokens: TokenArray, known: int) -> int:
-        """Where `tokens` part from those of the states, if these are of no use for want of a shorter one.
+        """Find the point at which `tokens` part from those of the states, if these are of no use for want of
+        a shorter one.
 
         Returns:
             The number of first tokens; 0: hardly more than `known`, or a part of a state can be used.
@@ -299,7 +300,7 @@ class Tiers(Generic[S]):
         self._reads.abandon(fetch, is_late=is_late)
 
     def _take_read(self, kept: Kept[S], read: Read) -> Envelope | None:
-        """What a read gave of a state; None if its file is damaged or gone."""
+        """Return the envelope that a read gave of a state; None if its file is damaged or gone."""
         if read.envelope is None:
             if kept.name:
                 self._remove_file(kept)
