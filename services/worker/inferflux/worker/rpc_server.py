@@ -29,7 +29,7 @@ _WARNING = (
 
 
 class RpcServerOptionsError(Exception):
-    """What was asked for cannot be; names the flag."""
+    """Error of options that cannot be; names the flag."""
 
 
 @dataclass(frozen=True, slots=True)

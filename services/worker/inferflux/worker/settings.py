@@ -1,4 +1,4 @@
-"""What can be set of a worker, by environment variables named INFERFLUX_WORKER_<FIELD>."""
+"""Settings of a worker, by environment variables named INFERFLUX_WORKER_<FIELD>."""
 
 from __future__ import annotations
 

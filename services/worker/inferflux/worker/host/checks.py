@@ -1,4 +1,4 @@
-"""What the messages that reach a worker may say (pure).
+"""Checks of the messages that reach a worker (pure).
 
 The engine trusts what passes: llama.cpp aborts on bad ids, counts and positions, and a number that is not
 finite breaks the order of the sequences. `worker_state` decides whether a term counts. Each function raises

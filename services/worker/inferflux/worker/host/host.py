@@ -81,11 +81,11 @@ class Host:
 
     @property
     def workers(self) -> Iterable[ModelWorker]:
-        """Of the models that are loaded now, or are being loaded or unloaded."""
+        """Workers of the models that are loaded now, or are being loaded or unloaded."""
         return self._workers.values()
 
     def why_not_ready(self) -> str:
-        """Which pinned model is not ready, and why; empty if all are."""
+        """Name of a pinned model that is not ready, and why; empty if all are."""
         for known in self.catalog:
             if known.wish.is_pinned and known.state != model_pb2.MODEL_STATE_READY:
                 worker = self._workers.get(known.name)
@@ -93,7 +93,7 @@ class Host:
         return ""
 
     def what_failed(self) -> str:
-        """Which models have failed, each with its reason; empty if none has."""
+        """Names of the models that have failed, each with its reason; empty if none has."""
         failed = (known for known in self.catalog if known.state == model_pb2.MODEL_STATE_FAILED)
         return "; ".join(f"{known.name}: {known.reason}" for known in failed)
 

@@ -1,4 +1,4 @@
-"""What a host receives over NATS: commands of the scheduler to load models and to unload them, and notices of
+"""Messages to a host over NATS: commands of the scheduler to load models and to unload them, and notices of
 gateways which tokens were lost."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a host reports of its models once a second, and at once when one changes."""
+"""Reports of a host on its models, once a second, and at once when one changes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class HostStatusReports:
         )
 
     def _reason_bytes(self) -> int:
-        """What reasons of failures are cut to, so that many of them leave the status short enough."""
+        """Bytes that reasons of failures are cut to, so that many of them leave the status short enough."""
         failed = sum(bool(known.reason) for known in self._catalog)
         return min(MAX_REASON_BYTES, _ALL_REASONS_BYTES // max(failed, 1))
 

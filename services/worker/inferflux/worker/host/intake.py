@@ -1,4 +1,4 @@
-"""What a worker receives over NATS: batches and commands of the scheduler, cancel notices of gateways."""
+"""Messages to a worker over NATS: batches and commands of the scheduler, cancel notices of gateways."""
 
 from __future__ import annotations
 

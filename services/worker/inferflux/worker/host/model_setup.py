@@ -1,4 +1,4 @@
-"""What a model is started with, what it needs, and what is known of it before it was ever loaded (pure)."""
+"""Set-up of a model: its engine's configuration, its needs, and its card before it was ever loaded (pure)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .catalog import Known, Wish
 
 
 def kv_types(settings: WorkerSettings) -> KvTypes:
-    """What keys and values of every model are kept in."""
+    """Types of the keys and values of every model."""
     return KvTypes(settings.kv_type_k, settings.kv_type_v)
 
 
@@ -54,7 +54,7 @@ def model_needs(settings: WorkerSettings, wish: Wish, file: ModelFile, *, room: 
 
 
 def first_card(settings: WorkerSettings, wish: Wish, file: ModelFile, needs: Needs) -> model_pb2.ModelCard:
-    """What is known of a model before it was ever loaded. Requests are checked by it then."""
+    """Card of a model before it was ever loaded. Requests are checked by it then."""
     facts = file.facts
     role = wish.role or facts.role
     asked = _first(wish.context_length, settings.context_length)
@@ -90,7 +90,7 @@ def first_card(settings: WorkerSettings, wish: Wish, file: ModelFile, needs: Nee
 
 
 def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineConfig:
-    """What an engine of a known model is started with (pure).
+    """Configuration of the engine of a known model (pure).
 
     The model of the process's own settings has its disk folder and its draft model; others have a folder of
     their own below it.
@@ -149,7 +149,7 @@ def with_trials(
 
 
 def _decisive(config: engine_pb2.EngineConfig) -> engine_pb2.EngineConfig:
-    """What of a configuration trials depend on."""
+    """Part of a configuration that trials depend on."""
     kept = engine_pb2.EngineConfig()
     kept.CopyFrom(config)
     for field in ("trials", "worker_id", "disk_path", "adapters"):
@@ -181,5 +181,5 @@ def _slots(settings: WorkerSettings, wish: Wish, role: model_pb2.ModelRole.Value
 
 
 def _first(wanted: int | None, default: int) -> int:
-    """What is wanted of one model, else what holds for all."""
+    """Wish for one model, else the one for all."""
     return default if wanted is None else wanted

@@ -46,7 +46,7 @@ log = logs.get("worker")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What the models of one process share."""
+    """Parts that the models of one process share."""
 
     settings: WorkerSettings
     bus: Bus

@@ -166,7 +166,7 @@ def read_models(path: Path) -> list[tuple[Path, Wish]]:
 
 
 def _wish(entry: _Entry, path: Path, *, place: str) -> Wish:
-    """What an entry at a place of the file at `path` wishes."""
+    """Wish of an entry at a place of the file at `path`."""
     folder, mmproj = path.parent, None
     if entry.mmproj is not None:
         try:

@@ -26,7 +26,7 @@ class CacheClearing:
         self._asked: dict[int, asyncio.Future[scheduler_pb2.CacheCleared]] = {}
 
     async def clear(self, clear: scheduler_pb2.ClearCache) -> scheduler_pb2.CacheCleared:
-        """What the engine gave up.
+        """Clear the cache; return what the engine gave up.
 
         Raises:
             Unavailable: the engine died, or did not answer in time; then it may clear its cache all the same.

@@ -1,4 +1,4 @@
-"""What of a model's prefixes this worker has cached, as blocks for the fleet's index (pure).
+"""Blocks of a model's prefixes that this worker has cached, for the fleet's index (pure).
 
 The engine reports whole sequences. The index has blocks: one that several sequences begin with is in it
 once, and goes with the last of them. Each block stands for as many tokens as it has, in the KV cache, in host
@@ -126,7 +126,7 @@ class CachedPrefixes:
         self._must_begin_anew = True
 
     def take_changes(self) -> Iterator[Change]:
-        """What is to be written, in this order. It counts as written."""
+        """Changes to write, in this order. They count as written."""
         changed, self._changed = self._changed, {}
         rest = iter(changed)
         while True:

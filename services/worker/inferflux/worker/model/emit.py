@@ -129,7 +129,7 @@ class Emitter:
                 await self._try(subject, chunk)
 
     async def _lost(self, kept: dict[str, list[bytes]]) -> dict[str, list[bytes]]:
-        """What the stream does not hold of these chunks by subject, having had the time to take them in."""
+        """Chunks, of these by subject, that the stream does not hold, having had the time to take them in."""
         try:
             async with asyncio.timeout(_ASKING_LIMIT_S):
                 lost = await self._not_held(kept)

@@ -1,4 +1,4 @@
-"""What a worker logs of a model's engine process. Each line has the model's name."""
+"""Log lines of a model's engine process. Each line has the model's name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def ready(
 
 
 def stepped(model: str, report: engine_pb2.StepReport) -> None:
-    """What a step found to be wrong, if anything."""
+    """Log the faults that a step found, if any."""
     if report.disk_error:
         log.warning("the disk tier takes nothing for a while", model=model, why=report.disk_error)
     if report.draft_model_error:

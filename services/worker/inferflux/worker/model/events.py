@@ -1,4 +1,4 @@
-"""What a worker tells the scheduler at once: finished, descheduled and lost requests."""
+"""Events that a worker tells the scheduler at once: finished, descheduled and lost requests."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ log = logs.get("worker.model_host")
 
 
 class ModelAdapters:
-    """Those that the engine has loaded, or loads.
+    """Adapters that the engine has loaded, or loads.
 
     Args:
         card: lists those that requests may choose.

@@ -43,7 +43,7 @@ log = logs.get("worker.model_host")
 
 
 class EngineLink(Protocol):
-    """What a model needs of its engine process; `EngineHost` has it."""
+    """Interface of an engine process to its model; `EngineHost` has it."""
 
     @property
     def pid(self) -> int | None: ...
@@ -54,7 +54,7 @@ class EngineLink(Protocol):
 
 
 class CacheReports(Protocol):
-    """Who is told what the engine has cached; `PrefixReports` is."""
+    """Receiver of what the engine has cached; `PrefixReports` is one."""
 
     def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None: ...
     def clear(self) -> None: ...
@@ -88,7 +88,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the models of a worker have in common.
+    """Parts that the models of a worker have in common.
 
     Attributes:
         on_change: awaited when a model becomes ready, or is ready no more.
@@ -115,7 +115,7 @@ class CacheCounts:
     disk_hits: int = 0
 
     def add(self, stats: engine_pb2.StepStats) -> None:
-        """Those of one report."""
+        """Add those of one report."""
         self.queries += stats.prefix_queries
         self.hits += stats.prefix_hits
         self.matched_tokens += stats.prefix_matched_tokens
@@ -204,12 +204,12 @@ class ModelHost:
 
     @property
     def limits(self) -> Limits | None:
-        """What the engine reported when it was ready; None while it is not."""
+        """Limits that the engine reported when it was ready; None while it is not."""
         return self.residents.limits
 
     @property
     def engine_config(self) -> engine_pb2.EngineConfig:
-        """What the next engine is started with."""
+        """Configuration of the next engine."""
         return self._options.engine
 
     @property
@@ -218,7 +218,7 @@ class ModelHost:
 
     @property
     def kv_types(self) -> str:
-        """What keys and values are kept in."""
+        """Types of keys and values."""
         engine = self._options.engine
         keys, values = engine.kv_type_k or "f16", engine.kv_type_v or "f16"
         return keys if keys == values else f"{keys}, {values}"
@@ -400,7 +400,7 @@ class ModelHost:
         self._has_news.set()
 
     async def _on_events(self, step: engine_pb2.StepReport) -> None:
-        """What most steps have none of."""
+        """Handle events that most steps have none of."""
         for prefilled in step.prefilled:
             self.residents.prefilled(prefilled)
         for moved in step.residences:

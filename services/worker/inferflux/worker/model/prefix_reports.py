@@ -37,7 +37,7 @@ log = logs.get("worker.prefix_reports")
 
 
 class PrefixReports:
-    """What the engine reports of its cache goes in by `take_in`; `run` writes it.
+    """Writer of the engine's reports on its cache: `take_in` takes them, `run` writes.
 
     Without Redis it costs nothing but hints. Every write names the version that it builds upon, so whatever
     was lost meanwhile is noticed within `_RENEW_S`, and all is written anew.
@@ -155,7 +155,7 @@ class PrefixReports:
 
 
 class NoReports:
-    """Of an engine that caches nothing: there is nothing to write."""
+    """Reports of an engine that caches nothing: there is nothing to write."""
 
     def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None:
         pass

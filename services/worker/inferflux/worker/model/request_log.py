@@ -1,4 +1,4 @@
-"""What a worker logs of its requests. Each line has request id and tenant, and the trace id if any."""
+"""Log lines of a worker's requests. Each line has request id and tenant, and the trace id if any."""
 
 from __future__ import annotations
 

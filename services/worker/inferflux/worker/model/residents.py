@@ -1,4 +1,4 @@
-"""Which requests of a model are resident on a worker, and which finished lately (pure).
+"""Requests of a model that are resident on a worker, and those that finished lately (pure).
 
 The table keeps identity, epoch and published chunks. Where a request is, only the engine reports.
 """
@@ -22,7 +22,7 @@ REMEMBERED_S = 30.0
 
 
 def request_key(tenant: str, request_id: str) -> str:
-    """What a request is known by on a worker: its id is unique within its tenant only."""
+    """Key of a request on a worker: its id is unique within its tenant only."""
     return f"{tenant}.{request_id}"
 
 
@@ -77,7 +77,7 @@ class Resident:
         return news.residence != scheduler_pb2.RESIDENCE_RUNNING
 
     def identity(self) -> scheduler_pb2.RequestEpoch:
-        """Which request it is, for messages that copy it."""
+        """Identity of the request, for messages that copy it."""
         if (
             self._identity is None
         ):  # made once: each heartbeat of half a minute names a request that has ended
@@ -102,7 +102,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine reported when it was ready.
+    """Limits that the engine reported when it was ready.
 
     Attributes:
         constraint_error: why answers cannot be constrained; "" if they can.

@@ -1,4 +1,4 @@
-"""What the worker adds to a request's trace: a span for the time that it is resident."""
+"""The worker's part of a request's trace: a span for the time that it is resident."""
 
 from __future__ import annotations
 

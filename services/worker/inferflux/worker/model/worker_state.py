@@ -1,4 +1,4 @@
-"""Which worker this is, which scheduler it follows, and whether it takes requests (pure)."""
+"""State of a worker: its name, the scheduler that it follows, and whether it takes requests (pure)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WorkerState:
 
     @classmethod
     def begin(cls, worker_id: str, settings: WorkerSettings) -> Self:
-        """Of a worker that starts now."""
+        """State of a worker that starts now."""
         return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone)
 
     def accepts(self, term: int, now_unix_ms: int) -> bool:
@@ -71,7 +71,7 @@ class WorkerState:
         return True
 
     def with_model(self, *, is_ready: bool) -> scheduler_pb2.WorkerState.ValueType:
-        """What the heartbeat says, given whether the model is ready."""
+        """State that the heartbeat says, given whether the model is ready."""
         if self.is_draining:
             return scheduler_pb2.WORKER_STATE_DRAINING
         return scheduler_pb2.WORKER_STATE_READY if is_ready else scheduler_pb2.WORKER_STATE_LOADING

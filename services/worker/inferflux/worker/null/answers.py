@@ -21,7 +21,7 @@ def token_at(seed: int, index: int, vocabulary_size: int) -> int:
 
 
 def text_of(token: int) -> str:
-    """What a token adds to the text."""
+    """Text that a token adds."""
     return f" {token}"
 
 

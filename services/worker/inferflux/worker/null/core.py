@@ -171,7 +171,7 @@ class NullCore:
         self._has_news = True
 
     def take_report(self) -> engine_pb2.EngineReport | None:
-        """What is to be told since the last call, if anything."""
+        """Report of what happened since the last call, if anything did."""
         if not self._has_news:
             return None
         report, self._next = self._next, engine_pb2.EngineReport()

@@ -15,7 +15,7 @@ _RESTART_S = 0.1
 
 
 class NullEngine:
-    """What a model needs of its engine, without a process: see `EngineLink`.
+    """Engine without a process: it has what `EngineLink` asks for.
 
     Args:
         config: of the engine. What belongs to a model's weights has no effect.

@@ -86,7 +86,7 @@ class Job:
         )
 
     def chunk(self) -> tokens_pb2.TokenChunk:
-        """What follows `chunk_head`, after all that was generated."""
+        """Chunk that follows `chunk_head`, after all that was generated."""
         return tokens_pb2.TokenChunk(offset=self.generated)
 
     def announce(self, chunk: tokens_pb2.TokenChunk, worker_id: str) -> None:
@@ -128,7 +128,7 @@ class Job:
             chunk.answer_format.CopyFrom(self.request.answer_format)
 
     def ended(self, outcome: str) -> engine_pb2.EngineFinished:
-        """What the worker learns of its end."""
+        """Report of its end to the worker."""
         return engine_pb2.EngineFinished(
             key=self.key,
             epoch=self.epoch,

@@ -52,7 +52,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store knows of a model.
+    """Record of a model in a store.
 
     Attributes:
         digest: hex SHA-256 of its file; of several, over their digests in hex, a line each.
@@ -133,7 +133,7 @@ class StoreFolder:
         return self._parts / _folder_name(name)
 
     def manifests(self) -> Iterator[Manifest]:
-        """Of every model. One that cannot be read is left out."""
+        """Manifests of all models. One that cannot be read is left out."""
         if not self.path.is_dir():
             return
         for folder in sorted(self.path.iterdir()):
@@ -156,7 +156,7 @@ class StoreFolder:
             return None
 
     def room(self, quota: int, *, but: str) -> Room:
-        """What may be added for the model `but`."""
+        """Room for what is added for the model `but`."""
         own = self.part(but)
         used = 0
         for folder, folders, files in os.walk(self.path):
@@ -291,7 +291,7 @@ def _folder_name(name: str) -> str:
 
 
 def _size_of(path: Path) -> int:
-    """What a file takes, or will take once it is whole."""
+    """Bytes that a file takes, or will take once it is whole."""
     try:
         size = path.stat().st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""What a host does with its store of models: each job is a child process, which reports how far it is."""
+"""Jobs of a host on its store of models: each is a child process, which reports how far it is."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class StoreJobs:
         return StoreFolder(path)
 
     def messages(self) -> list[model_pb2.StoreJob]:
-        """What runs, and what ended lately."""
+        """Messages about the jobs that run, and those that ended lately."""
         now = time.monotonic()
         self._jobs = {
             job_id: job for job_id, job in self._jobs.items() if job.is_running or now - job.ended_s < TOLD_S
@@ -230,7 +230,7 @@ class StoreJobs:
         await self._on_change()
 
     async def _taken(self, job: _Job, task: Task, report: Report) -> Report:
-        """What the end of a pull is, once its model is one of the store or was refused."""
+        """End of a pull, once its model is one of the store or was refused."""
         _note(job.message, replace(report, has_ended=False, doing="reading its head"))
         try:
             with self.folder.pulling(task.name) as parts:
@@ -242,7 +242,7 @@ class StoreJobs:
         return replace(report, message=f"without its projector: {why_blind}") if why_blind else report
 
     async def _child(self, job: _Job, task: Task) -> Report:
-        """What a child process says at its end; what it says before is noted."""
+        """Last words of a child process; what it says before is noted."""
         process = subprocess.Popen(  # noqa: ASYNC220 - returns when the child has begun
             [sys.executable, "-m", "inferflux.worker.store"],
             stdin=subprocess.PIPE,

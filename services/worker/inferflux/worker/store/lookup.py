@@ -1,4 +1,4 @@
-"""Which files a source stands for."""
+"""Lookup of the files that a source stands for."""
 
 from __future__ import annotations
 

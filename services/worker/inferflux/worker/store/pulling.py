@@ -61,7 +61,7 @@ async def pull(task: Task, store: StoreFolder, client: HttpClient, say: Say) -> 
 
 
 class _Check:
-    """Whether a file has room, beside `before` bytes of its model: as others' parts and the disk are now."""
+    """Check that a file has room, beside `before` bytes of its model, as others' parts and the disk are."""
 
     def __init__(self, store: StoreFolder, task: Task, before: int) -> None:
         self._store = store

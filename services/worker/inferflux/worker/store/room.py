@@ -1,4 +1,4 @@
-"""Whether a store has room for more bytes (pure)."""
+"""Room of a store for more bytes (pure)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a store may still take.
+    """Bytes that a store may still take.
 
     Attributes:
         quota: of all of it; 0: none.

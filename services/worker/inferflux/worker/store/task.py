@@ -1,4 +1,4 @@
-"""What a child process is to do with a store, and what it says of it: JSON over its pipes."""
+"""Task of a child process on a store, and its reports: JSON over its pipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .transfer import Retries
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done.
+    """Task on a store.
 
     Attributes:
         name: of the model; for `verify`, empty: all of the store.

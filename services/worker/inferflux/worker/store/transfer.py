@@ -194,7 +194,7 @@ class Transfer:
 
     @property
     def _identity(self) -> str:
-        """Which file a part is of: by its digest where that is known, since a URL may be signed anew."""
+        """Identity of a part's file: its digest where that is known, since URLs may be signed anew."""
         about = self._wanted.sha256 or self._wanted.url.partition("?")[0]
         return hashlib.sha256(about.encode()).hexdigest()
 
@@ -357,7 +357,7 @@ def at_source(path: Path) -> Iterator[None]:
 
 
 def _blocks_of(path: Path) -> Iterator[bytes]:
-    """What a file holds; the first block is as long as MAGIC."""
+    """Blocks of a file; the first is as long as MAGIC."""
     with at_source(path), path.open("rb") as file:
         block = file.read(len(MAGIC))
         while block:
@@ -373,7 +373,7 @@ async def retrying(
     say: Callable[[str], None] = lambda _: None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> _T:
-    """What `attempt` returns, tried again while it breaks.
+    """Result of `attempt`, tried again while it breaks.
 
     Raises:
         Unavailable: it broke too often in a row.
@@ -402,7 +402,7 @@ async def retrying(
 
 
 def refusal(answer: HttpStream, url: str) -> Exception:
-    """What an answer that is none means: another try, or the end."""
+    """Meaning of an answer that is none: another try, or the end."""
     where = url.partition("?")[0]
     why = f"{where} answered with status {answer.status}"
     if answer.status in _BUSY:
@@ -429,7 +429,7 @@ def _headers(token: str) -> dict[str, str]:
 
 
 def _validator(headers: Mapping[str, str]) -> str:
-    """What tells a file from its next version: a strong entity tag, else a date; empty: neither."""
+    """Validator that tells a file from its next version: a strong entity tag, else a date; empty: neither."""
     tag = headers.get("etag", "")
     return headers.get("last-modified", "") if not tag or tag.startswith("W/") else tag
 

@@ -16,7 +16,7 @@ _BLOCK = 1 << 20
 def verify(
     store: StoreFolder, name: str, say: Callable[[Report], None], gone: tuple[str, ...] = ()
 ) -> Report:
-    """Which models differ from what was pulled.
+    """Compare stored models with what was pulled; report those that differ.
 
     Args:
         name: of one; empty: all of the store.

@@ -220,7 +220,7 @@ class Sequence:
 
     @property
     def n_indivisible(self) -> int:
-        """Of those, how many a step computes together or not at all."""
+        """Number of those that a step computes together or not at all."""
         return self.images.indivisible(self.position) if self.images else 0
 
     @property
