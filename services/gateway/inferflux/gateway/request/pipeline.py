@@ -19,12 +19,12 @@ from inferflux.common.contract import checks, subjects
 from inferflux.common.contract.errors import Aborted, InvalidArgument
 from inferflux.common.contract.models.model_roles import check_role
 from inferflux.common.contract.requests import adapters, generation_limits
-from inferflux.common.contract.requests.adapters import joined
 from inferflux.common.contract.requests.images import without_placeholders
 from inferflux.common.process import logs
 from inferflux.common.text.constraints.schema import named
 from inferflux.common.text.guardrails.refusals import TEXT_NEEDED
 from inferflux.gateway.answers.cache import Query, query_of
+from inferflux.gateway.images.inputs import OF_MESSAGES
 from inferflux.gateway.images.intake import ImageIntake
 from inferflux.gateway.policy.caller import Caller
 from inferflux.v1 import generation_pb2, inference_pb2, model_pb2, scheduler_pb2, tokenizer_pb2
@@ -166,7 +166,8 @@ class Pipeline:
             use = await off_loop_if_large(size, lambda: tool_use_of(request), above=LARGE_SCHEMA)
             held = await self._constraints.checked(request.params, card)
             params, unenforced = held.params, [*held.unenforced, *use.unenforced]
-            chat = await self._rendered(request, card, use.tools, context_length=card.context_length)
+            asked = validation.prompt_form(request)
+            chat = await self._rendered(request.messages, card, asked, use.tools)
             has_constraint = params.HasField("constraint")
             if use.functions:
                 content = params.constraint if has_constraint else None
@@ -328,7 +329,9 @@ class Pipeline:
         validation.check_messages(conversation.messages, max_text_bytes=self._max_text_bytes)
         tools = conversation.tools
         await off_loop_if_large(schema_bytes(tools), lambda: functions_of(tools), above=LARGE_SCHEMA)
-        return (await self._rendered(conversation, card, tools, context_length=most)).tokens.ids
+        asked = validation.prompt_form(conversation)
+        made = await self._rendered(conversation.messages, card, asked, tools, context_length=most)
+        return made.tokens.ids
 
     async def detokenize(
         self, caller: Caller, request: inference_pb2.DetokenizeRequest
@@ -347,20 +350,25 @@ class Pipeline:
 
     async def _rendered(
         self,
-        chat: inference_pb2.ChatRequest | inference_pb2.Conversation,
+        messages: Sequence[inference_pb2.ChatMessage],
         card: model_pb2.ModelCard,
-        tools: Sequence[inference_pb2.Tool],
+        asked: tokenizer_pb2.RenderChat,
+        tools: Sequence[inference_pb2.Tool] = (),
         *,
-        context_length: int,
+        context_length: int | None = None,
+        name: str = OF_MESSAGES,
     ) -> tokenizer_pb2.RenderedChat:
-        """The prompt of a conversation. Its images are stored by then."""
-        asked = validation.prompt_form(chat)
-        messages = chat.messages
-        images = await self._images.of(messages, card) if self._images is not None else []
+        """The prompt of messages. Their images and sounds are stored by then.
+
+        Args:
+            context_length: most of its tokens, 0: any number; None: as many as the model takes.
+            name: a part's name in errors.
+        """
+        images = await self._images.of(messages, card, name=name) if self._images is not None else []
         return await self._tokenizers.render_chat(
             card.digest,
             messages,
-            context_length,
+            card.context_length if context_length is None else context_length,
             tools=tools,
             images=images,
             projector=card.projector if images else "",
@@ -463,16 +471,8 @@ class Pipeline:
     async def _of_parts(self, given: inference_pb2.PromptParts, card: model_pb2.ModelCard) -> Prompt:
         """The prompt of texts, images and sounds. The latter are stored by then."""
         messages = [inference_pb2.ChatMessage(role="user", parts=given.parts)]
-        name = "parts.parts[{1}]"
-        images = await self._images.of(messages, card, name=name) if self._images is not None else []
-        made = await self._tokenizers.render_chat(
-            card.digest,
-            messages,
-            card.context_length,
-            images=images,
-            projector=card.projector if images else "",
-            asked=tokenizer_pb2.RenderChat(is_plain=True),
-        )
+        asked = tokenizer_pb2.RenderChat(is_plain=True)
+        made = await self._rendered(messages, card, asked, name="parts.parts[{1}]")
         return Prompt(made.tokens.ids, "parts", made.images)
 
     async def _gap(self, prefix: str | Sequence[int], suffix: str, card: model_pb2.ModelCard) -> Prompt:
@@ -531,7 +531,7 @@ class Pipeline:
             adapter_digest=adapter.digest if adapter is not None else "",
         )
         digest = card.digest + job.adapter_digest
-        generation.serves(joined(job.model, job.adapter), digest=digest, prompt_tokens=n_tokens)
+        generation.serves(adapters.joined(job.model, job.adapter), digest=digest, prompt_tokens=n_tokens)
         note_job(call.span, call.method, job, asked_priority=request.priority)
         await self._reserve(generation, call.caller, job, prompt, card)
         query = self._query(job, call, card, request)
