@@ -152,8 +152,8 @@ class Leader:
             stores = [self._store(subjects.killer_images(self._partition), self.core.killer_images)]
             if is_fair:
                 stores.append(self._store(subjects.tenant_shares(self._partition), self.core.ledger))
+            await asyncio.gather(*(store.load() for store in stores))
             for store in stores:
-                await store.load()
                 exits.push_async_callback(store.keep)
             jobs = self._jobs = await self._consume_jobs()
             exits.push_async_callback(jobs.close)
