@@ -117,7 +117,7 @@ class ModelFacts:
 
     @property
     def role(self) -> model_pb2.ModelRole.ValueType:
-        """Role that the file is made for: one that says how it pools is made for vectors, or for ranking."""
+        """Role that the file is made for: a file that says how it pools is made for vectors or ranking."""
         if self.pooling == _RANK:
             return model_pb2.MODEL_ROLE_RERANK
         if self.pooling > 0 or not self.has_memory:

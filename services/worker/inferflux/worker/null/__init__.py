@@ -4,5 +4,4 @@ answers  which tokens an answer has                                   (pure)
 jobs     one resident request, and what is told of it                 (pure)
 core     the step: slots, KV cells, prefill and decode at their rates (pure)
 engine   the core on the worker's own event loop, as an engine process would be
-fleet    many workers in one process
 """

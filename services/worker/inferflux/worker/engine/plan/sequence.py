@@ -220,7 +220,7 @@ class Sequence:
 
     @property
     def n_indivisible(self) -> int:
-        """Number of those that a step computes together or not at all."""
+        """Pending tokens that a step computes together or not at all; 0: any number of them."""
         return self.images.indivisible(self.position) if self.images else 0
 
     @property

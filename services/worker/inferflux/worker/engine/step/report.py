@@ -39,7 +39,7 @@ class Report:
         self.step.finished.append(chunks.ended(sequence, outcome))
 
     def computed(self, sequence: Sequence) -> None:
-        """Report how much of a sequence is computed, where no token of its answer does."""
+        """Report a change in how much of a sequence is computed that no token of its answer brought."""
         self.step.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position)
 
     def residence(
