@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 from harness.client import Answer, Client, countdown, prompt
+from harness.small_disk import MountError, SmallDisk
 
-from benchmarks.full_disk import MountError, SmallDisk
 from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions
 
 pytestmark = pytest.mark.e2e

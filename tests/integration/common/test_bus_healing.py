@@ -10,11 +10,11 @@ from pathlib import Path
 
 import nats
 import pytest
+from harness.small_disk import MountError, SmallDisk
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from benchmarks.full_disk import MountError, SmallDisk
 from inferflux.cli.stack import store
 from inferflux.common.bus import Bus, StreamLimits, streams
 from inferflux.common.bus.link import STORE_UNAVAILABLE

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from harness.bus_contract import JOBS
 from harness.nats_cluster import SERVERS, NatsCluster
+from harness.power_cut import PowerCut
 
-from benchmarks.unsynced import PowerCut
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable

@@ -23,6 +23,8 @@ _VARIABLE = re.compile(r"\b((?:INFERFLUX|OTEL)_[A-Z_]*[A-Z])\b")
 # `gateway/request/submit.py` stands for services/gateway/inferflux/gateway/request/submit.py; so does
 # `engine/x.py` for one of the worker.
 _FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|proto|yml|toml|sh|gguf|md|json))`")
+_BENCHMARK = re.compile(r"(?<![\w/])benchmarks[./](?!results)([a-z_]\w*(?:\.(?!py\b)[a-z_]\w*)*)")
+_COMMIT = re.compile(r"\bat\s+[0-9a-f]{7,10}\b|90b377b3")
 _FOLDERS = [
     ROOT,
     *(ROOT / "services" / name / "inferflux" for name in ("gateway", "policy", "scheduler", "worker")),
@@ -78,6 +80,16 @@ def test_a_file_that_is_named_is_there(page: Path) -> None:
     named = set(_FILE.findall(page.read_text())) - _MADE_LATER
     missing = {path for path in named if not any((folder / path).exists() for folder in _FOLDERS)}
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_benchmark_that_is_named_is_there_or_a_commit_that_has_it_is_beside_it(page: Path) -> None:
+    text = page.read_text()
+    for found in _BENCHMARK.finditer(text):
+        place = ROOT / "benchmarks" / found[1].replace(".", "/")
+        if not place.exists() and not place.with_suffix(".py").exists():
+            around = text[max(0, found.start() - 300) : found.end() + 300]
+            assert _COMMIT.search(around), found[0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -27,7 +27,7 @@ _MEAN: Final = 1
 _LAST: Final = 3
 _RANK: Final = 4
 _UNSPECIFIED: Final = -1
-# The fastest of the steps that `benchmarks.embeddings` tries, of 256 to 2,048 tokens.
+# The fastest of steps of 256 to 2,048 tokens: docs/performance.md.
 _CPU_STEP_TOKENS: Final = 256
 # Of a trial of the model.
 _TRIAL_TOKENS = 64

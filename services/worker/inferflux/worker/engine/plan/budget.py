@@ -6,7 +6,7 @@ ideas bound that: a cost line, seconds over tokens, fitted to measured steps; an
 tokens, on a GPU hundreds, where they are nearly free. With a prefill context, the gap is one of its steps and
 one of the decodes.
 
-Three constants bend the limit; `benchmarks.prefill_trial --ablation` measures a worker without each. Under
+Three constants bend the limit; docs/decisions/step-budget.md has a worker without each. Under
 queue pressure, when many prefills wait and few sequences decode, the limit rises in proportion: small steps
 waste the fixed part of each. A step below the ITL floor is not cut further. A long prompt makes hundreds of
 gaps and decodes see the longest of them, so its steps aim lower. Nothing can be taken up or cancelled within

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from .lab import LabError
-
 _CALLS = "write,pwrite64,writev,pwritev,ftruncate,fsync,fdatasync,openat,rename,renameat,renameat2,exit_group"
 _LINE = re.compile(r"^(\d+) +(.*)$")
 _RESUMED = re.compile(r"^<\.\.\. \w+ resumed>(.*)$")
@@ -63,7 +61,7 @@ class PowerCut:
         deadline_s = time.monotonic() + _ATTACHED_S
         while not all(map(_is_traced, self._pids)):
             if time.monotonic() > deadline_s:
-                raise LabError("strace has not attached")
+                raise TimeoutError("strace has not attached")
             time.sleep(0.02)
         return self
 
