@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from benchmarks.show import target_text, value_text
 
 BEGIN = "<!-- results: written by benchmarks/report.py -->"
 END = "<!-- end of results -->"
+_COLUMNS = 118
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +71,41 @@ def render(measured: Mapping[str, Any], command: str = PARTS["bench"].command) -
     about = measured[results.ENVIRONMENT]
     commits = sorted({row["commit"] for row in rows.values() if row["commit"]})
     days = sorted({row["measured_at"][:10] for row in rows.values()})
-    lines = [
+    measured_on = (
         f"Measured {' and '.join(dict.fromkeys([days[0], days[-1]]))} on {about['cores']} cores of "
         f"{about['cpu']}, at {', '.join(commits)}: Python {about['python']}, "
-        f"llama-cpp-python {about['llama_cpp_python']}, grpcio {about['grpcio']}.",
-        "",
-        "| what | target | measured | reached | runs |",
-        "|---|---|---|---|---|",
-    ]
+        f"llama-cpp-python {about['llama_cpp_python']}, grpcio {about['grpcio']}."
+    )
     marks = {True: "yes", False: "**no**", None: ""}
-    for key, row in rows.items():
-        cells = (f"{row['title']} (`{key}`)", target_text(row), value_text(row), marks[row["reached"]])
-        lines.append(f"| {' | '.join(cells)} | {_spread(row['raw'])} |")
-    return "\n".join(lines)
+    lines = [
+        Line(key, row["title"], target_text(row), value_text(row), marks[row["reached"]], _spread(row["raw"]))
+        for key, row in rows.items()
+    ]
+    return f"{textwrap.fill(measured_on, _COLUMNS)}\n\n{layout(lines)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the table, as text."""
+
+    key: str
+    title: str
+    target: str
+    measured: str
+    reached: str
+    runs: str
+
+
+def layout(lines: Iterable[Line]) -> str:
+    """A table of the figures, and behind it what each was made of, by its number."""
+    table = ["| | what | target | measured | reached |", "|--:|---|---|---|---|"]
+    runs = ["The runs that each row was made of, and the name that `--only` takes:", ""]
+    for number, line in enumerate(lines, 1):
+        table.append(f"| {number} | {line.title} | {line.target} | {line.measured} | {line.reached} |")
+        text = f"{number}. `{line.key}`: {line.runs}" if line.runs else f"{number}. `{line.key}`"
+        indent = " " * (len(str(number)) + 2)
+        runs.append(textwrap.fill(text, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False))
+    return "\n".join([*table, "", *runs])
 
 
 def _spread(raw: Mapping[str, Any]) -> str:

@@ -81,7 +81,7 @@ def _ms(key: str, title: str, target: float) -> Row:
 _ROWS = [
     *_ratios("shared", "tokens/s through gRPC ÷ bare loop, bench model, all sharing two cores", 0.90),
     *_ratios("worker_per_core", "the same with a worker of one thread for each core", 0.90),
-    *_ratios("pinned", "one worker, engine and bare loop alone on one core, all else on the other", 0.97),
+    *_ratios("pinned", "engine and bare loop alone on one core, all else on the other", 0.97),
     *_ratios("demo_vs_llama_server", "tokens/s ÷ llama.cpp's own server, demo model, equal clients", 1.0),
     *_ratios("demo_grpcio_vs_llama_server", "the same, our client being grpcio", 1.0),
     *_ratios(

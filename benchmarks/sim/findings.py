@@ -187,7 +187,7 @@ class Findings:
             "others p50 s",
             "others' part",
             "others ÷ without",
-            "tokens/s in all",
+            "tokens/s",
         )
         return Grid("Minutes at 200 % load, preemption on", columns, rows)
 

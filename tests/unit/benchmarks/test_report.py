@@ -12,6 +12,7 @@ import pytest
 from benchmarks import report, results
 from benchmarks.rows import ROWS, Reading, Row
 from benchmarks.scenarios import SCENARIOS
+from benchmarks.scheduling.rows import ROWS as SCHEDULING_ROWS
 
 _MACHINE = {
     "cpu": "A CPU",
@@ -67,9 +68,13 @@ def test_a_row_measured_again_replaces_itself_and_leaves_the_others(tmp_path: Pa
 def test_the_report_shows_figures_targets_and_what_is_missed(tmp_path: Path) -> None:
     missed = Reading(ROWS["ttft_added_idle_p50_ms"], 7.123)
     text = report.render(_stored(tmp_path / "l.json", _ratio("shared_c8", 0.934), missed))
-    shared, ttft = text.splitlines()[-2:]
-    assert "| ≥ 0.90 | 0.934 | yes | ours 91; bare loop 100 tokens/s |" in shared
-    assert "| ≤ 5 ms | 7.12 ms | **no** |" in ttft
+    lines = text.splitlines()
+    assert lines[-6:-5] == [f"| 2 | {ROWS['ttft_added_idle_p50_ms'].title} | ≤ 5 ms | 7.12 ms | **no** |"]
+    assert lines[-2:] == [
+        "1. `shared_c8`: ours 91; bare loop 100 tokens/s",
+        "2. `ttft_added_idle_p50_ms`",
+    ]
+    assert f"| 1 | {ROWS['shared_c8'].title} | ≥ 0.90 | 0.934 | yes |" in lines
     assert "2 cores of A CPU, at abc123" in text
 
 
@@ -113,5 +118,17 @@ def test_the_runs_name_the_server_they_were_held_against(tmp_path: Path) -> None
     rate = Reading(ROWS["bench_vs_llama_server_c8"], 1.2, raw)
     gap = Reading(ROWS["bench_itl_p99_vs_llama_server_c8"], 2.5, {**raw, "each": [2.5]})
     text = report.render(_stored(tmp_path / "latest.json", rate, gap))
-    assert "ours 60; llama.cpp's (llama-server built here) 50 tokens/s" in text
-    assert "| ≤ 2 | 2.500 | **no** | 2.5 (llama-server built here) |" in text
+    assert "`: ours 60; llama.cpp's (llama-server built here) 50 tokens/s" in text
+    assert "| ≤ 2 | 2.500 | **no** |" in text
+    assert "`: 2.5 (llama-server built here)" in text
+
+
+@pytest.mark.parametrize("table", [ROWS, SCHEDULING_ROWS], ids=["bench", "scheduling"])
+def test_no_line_of_a_report_is_longer_than_120_characters(tmp_path: Path, table: dict[str, Row]) -> None:
+    runs = [{"tokens_per_s": 12345.6, "command": "", "server": "xllamacpp's wheel, AVX2"}] * 9
+    readings = [Reading(row, 321.234, {"ours": runs, "llama_server": runs}) for row in table.values()]
+    path = tmp_path / "l.json"
+    for reading in readings:
+        results.store(reading, measured_on=_MACHINE, path=path, table=table)
+    lines = report.render(results.load(path)).splitlines()
+    assert max(map(len, lines)) <= 120
