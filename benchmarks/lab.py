@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from rich.console import Console
@@ -29,6 +29,8 @@ OTHER_CORE = 0
 SLOTS = 16
 BENCH_MODEL = ROOT / "models" / "bench.gguf"
 DEMO_MODEL = ROOT / "models" / "inferflux-demo.gguf"
+Script = Literal["client_cost", "engine", "long_prompt", "serve"]
+"""The modules of this package that a measurement runs as processes of their own."""
 _KINDS = ("nats", "valkey", "policy", "scheduler", "worker", "gateway")
 
 
@@ -82,7 +84,7 @@ class Lab:
     def say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
-    async def run(self, script: str, *arguments: str | float | Path, api_key: str = "") -> dict[str, Any]:
+    async def run(self, script: Script, *arguments: str | float | Path, api_key: str = "") -> dict[str, Any]:
         """Run `benchmarks.<script>`; returns its JSON, the command and what was stolen meanwhile (`calm`).
 
         Raises:

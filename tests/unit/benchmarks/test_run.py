@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import get_args
+
 import pytest
 
-from benchmarks.lab import FULL, QUICK
+from benchmarks.lab import FULL, QUICK, Script
 from benchmarks.run import parse, plan_of
 
 
@@ -22,3 +25,8 @@ def test_no_pair_is_too_few(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--pairs", "0"])
     assert "--pairs: must be at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", get_args(Script))
+def test_a_script_that_a_measurement_runs_is_there(script: str) -> None:
+    assert find_spec(f"benchmarks.{script}")
