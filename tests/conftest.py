@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from harness import hangs
+from harness import hangs, starting
 from harness.distribution import CrashproofFiles
 from harness.durations import DurationsByFile
 from harness.order import PROCESS_LEVELS, interleaved, level_of
@@ -33,12 +33,16 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--plain-starts", action="store_true", help="start each process by `python -m`")
     parser.addoption("--house", action="store_true", help="print the measures of the source tree at the end")
     parser.addoption("--durations-by-file", type=Path, metavar="FILE", help="write what files of tests take")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     hangs.configure(config)
+    starting.adopt_stacks()
+    if config.getoption("plain_starts"):
+        starting.use_plain_starts()
     file = config.getoption("durations_by_file")
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationsByFile(file))

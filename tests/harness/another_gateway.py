@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from harness.client import Client
+from harness.starting import start
 
 from inferflux.cli.stack import Stack
 from inferflux.common.servers.servers import free_port
@@ -41,10 +41,8 @@ async def another_gateway(stack: Stack) -> AsyncIterator[AnotherGateway]:
     }
     spec = next(process.spec for process in stack.processes.values() if process.spec.kind == "gateway")
     env = {**os.environ, **spec.env, **own}
-    command = [sys.executable, "-m", "inferflux.gateway"]
-    gateway = AnotherGateway(
-        f"127.0.0.1:{listen}", subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
-    )
+    process = start("inferflux.gateway", env=env, stderr=subprocess.DEVNULL)
+    gateway = AnotherGateway(f"127.0.0.1:{listen}", process)
     try:
         asked = model_pb2.ListModelsRequest()
         client = Client(gateway.endpoint, stack.api_key)

@@ -9,7 +9,6 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +21,7 @@ import grpc.aio
 import pytest
 from harness.audit import AUDIT_KEY, lines_in
 from harness.policy import SERVICE_KEY
+from harness.starting import start
 
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, Subscription
 from inferflux.common.calls import grpc_client
@@ -90,9 +90,7 @@ class GatewayProcess:
     def start(self) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "inferflux.gateway"], stderr=log, env=inherited | self.environment
-            )
+            self.process = start("inferflux.gateway", stderr=log, env=inherited | self.environment)
 
     @property
     def pid(self) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 import psutil
+from harness.starting import start
 
 COMMAND = (sys.executable, "-m", "inferflux.cli")
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[=>]|\x1b\][^\x07]*\x07|\r")
@@ -38,13 +39,8 @@ def environment(added: Mapping[str, str]) -> dict[str, str]:
 async def run(*arguments: str, env: Mapping[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run to the end, without a terminal."""
     # Not by asyncio: uvloop forks, and beside threads of gRPC a child crashed before it became inferctl.
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        env=environment(env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = start("inferflux.cli", *arguments, env=environment(env), **pipes)
     try:
         out, err = await asyncio.wait_for(asyncio.to_thread(process.communicate, stdin.encode()), WAIT_S)
     except BaseException:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from harness.audit import AUDIT_KEY
+from harness.starting import start
 
 from inferflux.common.calls import grpc_client
 from inferflux.common.servers.servers import free_port
@@ -80,9 +80,7 @@ class PolicyProcess:
     def start(self) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "inferflux.policy"], stderr=log, env=inherited | self.environment
-            )
+            self.process = start("inferflux.policy", stderr=log, env=inherited | self.environment)
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""

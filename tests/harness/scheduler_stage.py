@@ -6,12 +6,12 @@ import asyncio
 import http.client
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.scripted_worker import MODEL, ScriptedWorker
+from harness.starting import start
 
 from inferflux.common.bus import Bus
 from inferflux.common.contract import subjects
@@ -84,14 +84,14 @@ class Stage:
     tenant: str = "acme"
 
     async def start_scheduler(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-m", "inferflux.scheduler"], env=self.env)
+        self.process = start("inferflux.scheduler", env=self.env)
         await self.status(lambda _status: True)
 
     async def add_scheduler(self, name: str, **env: str) -> Standby:
         """One more scheduler process, ready on return: to lead, or to stand by."""
         port = free_port()
         own = {"INFERFLUX_SCHEDULER_ID": name, "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{port}"}
-        process = subprocess.Popen([sys.executable, "-m", "inferflux.scheduler"], env=self.env | own | env)
+        process = start("inferflux.scheduler", env=self.env | own | env)
         standby = self.standbys[name] = Standby(name, process, port)
         await standby.until_ready()
         return standby

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.children import ENGINE, child_of
+from harness.starting import start
 
 from inferflux.common.bus import Bus, Message, TokenSubscription
 from inferflux.common.contract import subjects
@@ -49,12 +49,8 @@ class WorkerProcess:
         await self.bus.serve(subjects.SCHEDULER_EVENTS, self._on_event)
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "inferflux.worker"],
-                stdout=log,
-                stderr=log,
-                env=inherited | self._environment,
-            )
+            env = inherited | self._environment
+            self.process = start("inferflux.worker", stdout=log, stderr=log, env=env)
 
     async def start_ready(self) -> None:
         await self.start()

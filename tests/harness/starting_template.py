@@ -1,0 +1,96 @@
+"""The process that `starting` forks services from: `python starting_template.py MODULE SOCKET`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import sys
+from importlib.util import find_spec
+
+STATUS = struct.Struct("i")
+
+
+def serve(asking: socket.socket) -> list[str]:
+    """Fork for each request until the other end is closed; returns in each child, with its command line."""
+    running: dict[int, int] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    import select
+
+    while True:
+        readable, _, _ = select.select([asking, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            reap(running)
+        if asking not in readable:
+            continue
+        head, given, _, _ = socket.recv_fds(asking, 4, 4)
+        if not head:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+            sys.exit()
+        (size,) = struct.unpack("I", head)
+        asked = b""
+        while len(asked) < size:
+            asked += asking.recv(size - len(asked))
+        command, directory, env, is_leader = json.loads(asked)
+        *streams, told = given
+        pid = os.fork()
+        if pid:
+            for stream in streams:
+                os.close(stream)
+            running[pid] = told
+            reap(running)
+            continue
+        if is_leader:
+            os.setsid()
+        os.write(told, STATUS.pack(os.getpid()))
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        for end in (*streams, told, woken, wake, *running.values()):
+            with contextlib.suppress(OSError):
+                os.close(end)
+        asking.close()
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(env)
+        return list(command)
+
+
+def reap(running: dict[int, int]) -> None:
+    """Pass on the status of each child that ended."""
+    for pid in list(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            told = running.pop(pid)
+            with contextlib.suppress(OSError):
+                os.write(told, STATUS.pack(status))
+            os.close(told)
+
+
+def main() -> None:
+    module, number = sys.argv[1:]
+    package = find_spec(module)
+    assert package is not None
+    sys.path.pop(0)
+    importlib.import_module(f"{module}.app")
+    importlib.import_module(f"{module}.__main__")
+    sys.modules.pop(f"{module}.__main__")
+    gc.freeze()
+    sys.argv = serve(socket.socket(fileno=int(number)))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
