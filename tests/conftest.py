@@ -12,20 +12,17 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from harness import hangs, starting
+from harness import hangs, profiles, starting
 from harness.distribution import CrashproofFiles
 from harness.durations import DurationsByFile
 from harness.order import PROCESS_LEVELS, interleaved, level_of
-from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from inferflux.common.bus import Bus
 from inferflux.common.servers.servers import ServerProcess
 from tools.house import report
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")
+profiles.register()
 
 # Tests share the cores with each other: a thread of llama.cpp that spins at a barrier takes the time of the
 # thread it waits for. Set before llama.cpp is loaded, here and in every child.

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import struct
@@ -24,14 +25,12 @@ def serve(asking: socket.socket) -> list[str]:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    import select
-
     while True:
-        readable, _, _ = select.select([asking, woken], [], [])
+        readable, _, _ = select.select([asking.fileno(), woken], [], [])
         if woken in readable:
             os.read(woken, 4096)
             reap(running)
-        if asking not in readable:
+        if asking.fileno() not in readable:
             continue
         head, given, _, _ = socket.recv_fds(asking, 4, 4)
         if not head:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import redis.asyncio
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,7 +152,7 @@ async def wait_of(call: object) -> int | None:
 
 
 @pytest.mark.parametrize("are_rules_given", [False, True])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(steps=st.lists(steps, max_size=25))
 def test_it_does_what_the_naive_model_does(
     limits_valkey: ServerProcess, steps: list[tuple[object, ...]], are_rules_given: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,7 +77,7 @@ def published(draw: st.DrawFn) -> tuple[int, list[Chunk]]:
 
 
 @given(published())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_each_token_is_given_once_and_in_order_whatever_the_network_does(
     case: tuple[int, list[Chunk]],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -254,7 +255,7 @@ def _published(draw: st.DrawFn) -> tuple[int, list[Chunk]]:
         epoch += 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(published=_published(), data=st.data())
 def test_after_loss_repeats_and_disorder_a_replay_gives_every_token_once(
     published: tuple[int, list[Chunk]], data: st.DataObject
@@ -280,7 +281,7 @@ def test_after_loss_repeats_and_disorder_a_replay_gives_every_token_once(
     assert epochs == sorted(epochs)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(published=_published(), start=st.integers(0, 20))
 def test_a_reader_that_comes_late_gets_what_it_lacks(published: tuple[int, list[Chunk]], start: int) -> None:
     n, chunks = published
@@ -291,7 +292,7 @@ def test_a_reader_that_comes_late_gets_what_it_lacks(published: tuple[int, list[
     assert state.is_ended
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(published=_published())
 def test_merged_chunks_say_the_same(published: tuple[int, list[Chunk]]) -> None:
     n, chunks = published

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -265,7 +266,7 @@ class Server:
 
 
 @given(st.integers(0, 9), st.lists(st.integers(0, 11), max_size=60))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_each_token_comes_once_and_in_order_whatever_calls_are_lost(n_tokens: int, drawn: list[int]) -> None:
     server = Server(n_tokens, iter([*drawn, *([1] * 200)]))
     one = following()

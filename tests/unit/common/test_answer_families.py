@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness import answer_syntaxes
 from harness.answer_syntaxes import RIGHT
+from harness.profiles import examples
 from harness.reading import joined, read, read_in_every_way
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -221,7 +222,7 @@ _FRAGMENTS = [
 _TEXTS = st.lists(st.sampled_from(_FRAGMENTS) | st.text(max_size=3), max_size=7).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     text=_TEXTS,
     family=st.sampled_from(sorted(FAMILIES)),

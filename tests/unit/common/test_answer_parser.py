@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import pytest
 from harness.answer_syntaxes import HERMES, LLAMA3, MISTRAL, with_thoughts
+from harness.profiles import examples
 from harness.reading import Read, joined, read, read_in_every_way
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -271,7 +272,7 @@ _FRAGMENTS = st.sampled_from(
 _TEXTS = st.lists(_FRAGMENTS | st.text(max_size=3), max_size=8).map("".join)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     text=_TEXTS,
     form=st.sampled_from([NO_CALLS, *FORMATS]),
@@ -390,7 +391,7 @@ def test_the_work_grows_with_the_text_whatever_it_is(
         assert work(monkeypatch, made, *text) < MOST * len(text)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(text=_TEXTS, form=st.sampled_from(FORMATS), is_exact=st.booleans())
 def test_no_text_is_lost_but_blanks_and_the_spelling_of_calls(
     text: str, form: Syntax, is_exact: bool
@@ -412,7 +413,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     form=st.sampled_from(FORMATS),
     arguments=st.lists(st.dictionaries(st.text(max_size=5), _VALUES, max_size=4), min_size=1, max_size=3),

@@ -12,6 +12,7 @@ import jsonschema_rs
 import numpy as np
 import pytest
 from harness import schemas
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -261,7 +262,7 @@ def _schemas() -> st.SearchStrategy[Any]:
     return st.recursive(leaf, deeper, max_leaves=8)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(_schemas(), st.integers(0, 2**32))
 def test_a_model_of_no_sense_gives_answers_that_match(schema: Any, seed: int) -> None:
     """Or the schema is refused, because nothing matches it."""
@@ -275,7 +276,7 @@ def test_a_model_of_no_sense_gives_answers_that_match(schema: Any, seed: int) ->
         assert matches(schema, walked.answer), walked.answer
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.profiles import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("_sizes")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 @given(known=WORDS, text=TEXTS)
 def test_every_end_of_every_word_is_found_in_order(known: set[str], text: str) -> None:
     finder = WordFinder({word: word for word in sorted(known)})
@@ -32,7 +33,7 @@ def test_every_end_of_every_word_is_found_in_order(known: set[str], text: str) -
 
 
 @pytest.mark.usefixtures("_sizes")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 @given(known=WORDS, text=TEXTS)
 def test_an_end_that_a_word_begins_with_is_open(known: set[str], text: str) -> None:
     finder = WordFinder({word: word for word in sorted(known)})

@@ -7,6 +7,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from harness.profiles import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -89,7 +90,7 @@ def blocked_units(rules: RuleSet, text: str) -> list[int]:
     return starts
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(rules=RULES, text=TEXTS, at=st.lists(st.integers(0, 200), max_size=40))
 @example(RuleSet(blocked=(Entry("ab", True),)), "ab", [1])
 @example(RuleSet(patterns=("a+b",), window=1), "a" * 40 + "b", [17])
@@ -103,7 +104,7 @@ def test_any_cutting_gives_the_same_verdict(rules: RuleSet, text: str, at: list[
     assert (passed == text) or finding is not None
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(rules=RULES, text=TEXTS)
 def test_no_character_of_a_blocked_text_is_passed(rules: RuleSet, text: str) -> None:
     passed, finding = run(CompiledRules(rules), list(text))
@@ -115,7 +116,7 @@ def test_no_character_of_a_blocked_text_is_passed(rules: RuleSet, text: str) -> 
         assert finding is None or finding.kind is Kind.PATTERN
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(rules=RULES, text=TEXTS)
 def test_no_character_of_a_match_within_the_window_is_passed(rules: RuleSet, text: str) -> None:
     compiled = CompiledRules(rules)
@@ -128,7 +129,7 @@ def test_no_character_of_a_match_within_the_window_is_passed(rules: RuleSet, tex
                 assert len(plain(passed)) <= match.start()
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(rules=RULES, text=TEXTS, at=st.lists(st.integers(0, 200), max_size=40))
 def test_blocked_texts_are_found_in_pieces_just_where_they_are_found_in_the_whole(
     rules: RuleSet, text: str, at: list[int]
@@ -138,7 +139,7 @@ def test_blocked_texts_are_found_in_pieces_just_where_they_are_found_in_the_whol
     assert (finding is None) == (compiled.check(text, 1) is None)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(rules=RULES, text=TEXTS, at=st.lists(st.integers(0, 200), max_size=40))
 def test_patterns_are_found_in_pieces_just_where_they_are_found_in_a_text_within_the_window(
     rules: RuleSet, text: str, at: list[int]
@@ -152,7 +153,7 @@ def test_patterns_are_found_in_pieces_just_where_they_are_found_in_a_text_within
         assert whole is not None
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(one=RULES, other=RULES, text=TEXTS, at=st.lists(st.integers(0, 200), max_size=40))
 def test_several_sets_find_what_each_of_them_finds(
     one: RuleSet, other: RuleSet, text: str, at: list[int]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,7 +151,7 @@ def test_masks_read_an_expression_as_ecma_262_does(pattern: str, text: str, *, i
 
 
 @given(pattern=st.text(alphabet='^$.[]()\\\\--&~"abdDsSwWpx0{}|*+?,é', max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_what_is_accepted_stays_an_expression_wherever_it_was_one(pattern: str) -> None:
     try:
         jsonschema_rs.validator_for({"pattern": pattern})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.answer_syntaxes import HERMES, with_thoughts
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +123,7 @@ def joined(deltas: list[inference_pb2.ChatDelta]) -> inference_pb2.ChatDelta:
 
 
 @given(st.lists(st.integers(1, 6), max_size=12), st.booleans(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_a_client_gets_the_same_wherever_its_stream_is_lost(
     sizes: list[int], is_constrained: bool, data: st.DataObject
 ) -> None:

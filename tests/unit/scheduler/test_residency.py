@@ -7,6 +7,7 @@ import string
 
 import pytest
 from harness.host_world import HELD, READY, REGISTERED, UNLOADING, HostWorld, SimModel
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -272,7 +273,7 @@ def test_a_host_that_falls_silent_is_not_asked() -> None:
     assert {told.host_id for told in world.told} == {"h"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     n_models=st.integers(2, 6),
     places=st.integers(1, 3),

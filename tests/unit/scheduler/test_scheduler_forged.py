@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
+from harness.profiles import examples
 from harness.scheduler_world import CONTEXT, MODEL, World, make_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -270,7 +271,7 @@ def receive(world: World, message: object) -> None:
             world.pass_time(message)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(MESSAGES, max_size=25))
 def test_no_sequence_of_messages_makes_the_core_raise_or_lose_count_of_slots(messages: list[object]) -> None:
     world = world_of_today()

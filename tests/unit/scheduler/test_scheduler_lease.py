@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -461,7 +462,7 @@ FAULTS = st.builds(
 DELAYS_S = st.lists(st.sampled_from([0.0, 0.0, 0.05, 0.1, 0.25, 1.0]), min_size=1, max_size=40)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(names=st.integers(1, 3), delays_s=DELAYS_S, faults=st.lists(FAULTS, max_size=8))
 def test_no_two_ever_hold_the_lease_and_one_does_in_the_end(
     names: int, delays_s: list[float], faults: list[Fault]

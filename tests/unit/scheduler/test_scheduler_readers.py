@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from harness.profiles import examples
 from harness.scheduler_world import World, make_request, still_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -338,7 +339,7 @@ KINDS = ["join", "leave", "hand_over", "die", "cut_off", "mend", "restart", "rec
 EVENTS = st.tuples(st.sampled_from(KINDS), st.sampled_from(["g1", "g2"]), st.integers(1, 20))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(window_s=st.sampled_from([0, 4, 15]), events=st.lists(EVENTS, min_size=2, max_size=20))
 def test_whatever_gateways_do_what_is_read_lives_and_what_is_not_ends(
     window_s: int, events: list[tuple[str, str, int]]

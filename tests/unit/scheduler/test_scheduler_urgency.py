@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from harness.profiles import examples
 from harness.scheduler_jobs import make_job
 from harness.scheduler_world import SWAPPED, World, make_request
 from hypothesis import given, settings
@@ -163,7 +164,7 @@ class Slots:
         return given
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(2, 12),
     st.lists(st.integers(1, 6), min_size=1, max_size=20),
@@ -188,7 +189,7 @@ def test_ordinary_requests_wait_no_longer_than_their_share_needs_however_many_ar
     assert waiting == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(2, 12), st.lists(st.integers(1, 6), min_size=1, max_size=20), st.floats(0, 1e5))
 def test_an_urgent_request_gets_the_first_place_beyond_the_share_of_the_others_however_old_they_are(
     n_slots: int, tokens: list[int], waited_s: float

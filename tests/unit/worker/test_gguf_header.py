@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from harness import gguf_files
 from harness.gguf_files import Field, array, boolean, f32, i32, nested, text, tiny_model, u32, u64
+from harness.profiles import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +127,7 @@ def test_a_head_cut_off_anywhere_is_refused(keep: int) -> None:
         checked_bytes(WHOLE[:keep])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @example([(64, b"\x00")])  # in the architecture's name
 @example([(127, b"\x00\x00\xd6\x90\x00\x00\r")])  # a character that Unicode does not assign
 @given(st.lists(st.tuples(st.integers(0, HEAD_BYTES - 1), st.binary(min_size=1, max_size=8)), max_size=4))

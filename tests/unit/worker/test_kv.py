@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness.long_lists import long_lists
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ class NaiveLedger:
 
 
 @given(_STEPS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_it_says_the_same_as_an_account_of_each_cell(steps: list[_Step]) -> None:
     ledger, naive = CellLedger(CELLS), NaiveLedger()
     high_water = 0
@@ -86,7 +87,7 @@ def test_it_says_the_same_as_an_account_of_each_cell(steps: list[_Step]) -> None
 
 
 @given(_STEPS, st.permutations(range(IDS)))
-@settings(max_examples=70)
+@settings(max_examples=examples(70))
 def test_a_trial_says_what_evicting_requests_would_free(steps: list[_Step], order: list[int]) -> None:
     ledger, naive = CellLedger(CELLS), NaiveLedger()
     for step in steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def caches(draw: st.DrawFn) -> tuple[list[Held], list[Held], int]:
 
 
 @given(caches(), st.integers(1, 60))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_what_is_granted_fits_and_the_most_urgent_is_served(
     cache: tuple[list[Held], list[Held], int], budget: int
 ) -> None:

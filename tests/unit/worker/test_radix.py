@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from harness.long_lists import long_lists
+from harness.profiles import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -266,7 +267,7 @@ class NaiveTree:
 
 
 @given(_STEPS, st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_it_says_the_same_as_a_list_of_sequences(steps: list[_Step], is_divisible: bool) -> None:
     naive = NaiveTree(is_divisible=is_divisible)
     for kind, holder, scope, tokens in steps:

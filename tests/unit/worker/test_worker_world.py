@@ -8,6 +8,7 @@ import itertools
 import time
 
 from harness.long_lists import long_lists
+from harness.profiles import examples
 from harness.worker import batch_item, resume_item
 from harness.worker_world import NextToken, WorkerWorld, next_token, repetitive
 from hypothesis import HealthCheck, example, given, settings
@@ -541,7 +542,7 @@ def do(
     has_long_steps=False,
     drafts=True,
 )
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_is_asked_in_whatever_order(
     actions: list[tuple[object, ...]],
     sizes: list[tuple[int, int]],
