@@ -5,6 +5,7 @@ BIN := .venv/bin
 SEED ?= 1
 SECONDS ?= 120
 SINCE ?= HEAD
+SELECT ?= -m "not long"
 BUF ?= $(shell command -v buf || echo node_modules/.bin/buf)
 CALLS ?= 50000
 CASES ?= chaos
@@ -44,7 +45,7 @@ test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 4" on
 # Two files of tests at once: with four, on two cores, some wait in vain for a process. docs/contributing.md says more.
 pytest: .venv/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --house \
-	  --durations-by-file=.pytest_cache/durations.tsv $(ARGS)
+	  --durations-by-file=.pytest_cache/durations.tsv $(SELECT) $(ARGS)
 
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
 	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \
@@ -74,7 +75,9 @@ fleet: .venv/.dev  ## hosts in network namespaces, broken under load (Linux, roo
 suites: .venv/.dev  ## run clients and suites that others wrote against a stack, and print a table; ARGS="--only llama"
 	@PYTHONPATH=tests $(BIN)/python -m suites $(ARGS)
 
-test-all: test suites  ## `make test`, and the suites of others
+test-all: .venv/.dev  ## every test, with every example, each process started by `python -m`; then the suites of others
+	@$(MAKE) --no-print-directory -j2 lint pytest SELECT="--plain-starts --hypothesis-profile=whole"
+	@$(MAKE) --no-print-directory suites
 
 fuzz: .venv/.dev  ## call every RPC with odd messages, metadata, hang-ups and raw bytes; SEED=1 CALLS=50000
 	@$(BIN)/python -m benchmarks.fuzz --seed $(SEED) --calls $(CALLS) $(ARGS)

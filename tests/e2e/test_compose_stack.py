@@ -15,6 +15,8 @@ from harness.commands import outcome_of
 from harness.deploy import ROOT
 from harness.images import ComposeStack
 
+pytestmark = pytest.mark.long
+
 OURS = ("policy", "scheduler", "worker", "gateway")
 START_LIMIT_S = 60.0
 

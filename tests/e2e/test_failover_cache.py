@@ -17,7 +17,7 @@ from harness.client import MODEL, Answer, Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.v1 import admin_pb2, generation_pb2, inference_pb2
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 STREAMS = 8
 SHARED_TOKENS = 480

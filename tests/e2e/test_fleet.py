@@ -13,6 +13,8 @@ import psutil
 import pytest
 from harness.commands import outcome_of, running
 
+pytestmark = pytest.mark.long
+
 TESTS = Path(__file__).resolve().parents[1]
 # `python -m fleet` says so where the machine lacks something.
 SKIPPED = 77

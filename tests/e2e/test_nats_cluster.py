@@ -19,7 +19,7 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded
 from inferflux.v1 import inference_pb2
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from harness.client import MODEL, Client
 from inferflux.cli.stack import Stack
 
 # The first test waits for npm too.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.long]
 
 FOLDER = Path(__file__).parent / "openai_npm"
 

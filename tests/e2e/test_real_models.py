@@ -8,7 +8,7 @@ import pytest
 from harness.inferctl import Terminal, run
 from harness.real_models import real_model
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 PORTS = ("gateway", "http", "policy", "nats", "redis")
 
 

@@ -14,7 +14,7 @@ from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.redis import store
 from inferflux.common.redis.redis_cluster.slots import read_map
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.long]
 
 KEYS = b"inferflux:{keys}:index"
 

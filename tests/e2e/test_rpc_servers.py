@@ -15,7 +15,7 @@ from harness.rpc_servers import RpcServer, endpoints, rpc_servers
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.v1 import model_pb2
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 WAIT_S = 60.0
 REQUESTS = [countdown(start, 1) for start in (30, 29, 28)]

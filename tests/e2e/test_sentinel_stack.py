@@ -13,7 +13,7 @@ from harness.client import Client, in_the_end, prompt
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.redis import store
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.long]
 
 KEY = "inferflux:{t}:x"
 

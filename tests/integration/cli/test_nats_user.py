@@ -23,6 +23,8 @@ from inferflux.common.servers import nats_users
 from inferflux.common.servers.servers import ServerProcess, free_port, nats_command
 from inferflux.v1 import tokens_pb2
 
+pytestmark = pytest.mark.long
+
 
 class LoneNats:
     """The nats-server of a stack, and the state directory that says so."""

@@ -20,7 +20,7 @@ from inferflux.common.contract.subjects import STREAMS
 from inferflux.common.servers import nats_users
 from inferflux.common.servers.servers import ServerProcess
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 # After a leader was killed, the others take up to 9 s to elect one.
 ELECTION_S = 30.0
 
@@ -62,7 +62,7 @@ async def consume(bus: Bus, *, ack_wait_s: float = 5) -> JobConsumer:
     while True:
         try:
             return await bus.consume_jobs(max_outstanding=100, ack_wait_s=ack_wait_s)
-        except Unavailable:
+        except (Unavailable, DeadlineExceeded):
             await asyncio.sleep(0.1)
 
 

@@ -16,7 +16,7 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
 from inferflux.common.servers.servers import ServerProcess
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 _JOBS = 100
 _PATIENCE_S = 90.0
 _LOOKS = 40

@@ -17,6 +17,8 @@ from inferflux.common.redis.store import WHOLE_SLOT
 from inferflux.common.servers.cluster_servers import ClusterServers
 from inferflux.common.servers.slot_move import SlotMove
 
+pytestmark = pytest.mark.long
+
 KEY = "inferflux:{keys}:moves"
 # One of each server: the slots are divided in three.
 EACH = ("a", "b", "c")

@@ -29,7 +29,7 @@ def name() -> bytes:
     return uuid.uuid4().bytes * 2
 
 
-@pytest.fixture(scope="module", params=["server", "cluster"])
+@pytest.fixture(scope="module", params=["server", pytest.param("cluster", marks=pytest.mark.long)])
 async def redis_url(
     request: pytest.FixtureRequest, valkey_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[str]:

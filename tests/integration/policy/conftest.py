@@ -65,7 +65,7 @@ def policy_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
     server.stop()
 
 
-@pytest.fixture(scope="session", params=["server", "cluster"])
+@pytest.fixture(scope="session", params=["server", pytest.param("cluster", marks=pytest.mark.long)])
 async def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, policy_valkey: ServerProcess
 ) -> AsyncIterator[Running]:

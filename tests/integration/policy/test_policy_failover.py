@@ -28,6 +28,8 @@ from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import StartPolicy
 
+pytestmark = pytest.mark.long
+
 Servers = SentinelServers | ClusterServers
 
 # Which of policy's keys is lost with its server.

@@ -17,6 +17,8 @@ from architectures.families import FAMILIES
 from architectures.page import COLUMNS, page_of
 from architectures.trying import TRIALS
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[3]
 VOCABULARY = ROOT / "models" / "inferflux-demo.gguf"
 PAGE = ROOT / "docs" / "architectures.md"

@@ -19,6 +19,8 @@ from inferflux.worker.files.device_plan import DRIVER_BYTES, plan_devices
 from inferflux.worker.files.model_file import read_model_file
 from inferflux.worker.files.needs import Asked
 
+pytestmark = pytest.mark.long
+
 _EXPERTS = 4
 _LAYERS = 2
 DRAFT = DEMO_MODEL.with_name("inferflux-demo-draft.gguf")

@@ -22,6 +22,8 @@ from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import device_pb2, tokens_pb2
 from inferflux.worker.engine.llama.rpc_servers import RpcServerError, check_server
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., Awaitable[WorkerProcess]]
 _LAYERS = 6
 """The demo model's, the input's left out, the output layer's among them."""

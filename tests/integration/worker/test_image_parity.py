@@ -35,6 +35,8 @@ from inferflux.v1 import engine_pb2, inference_pb2, tokenizer_pb2, worker_pb2
 from inferflux.worker.engine.llama.native import Backend
 from inferflux.worker.files.mmproj_file import read_projection
 
+pytestmark = pytest.mark.long
+
 KINDS: dict[str, tuple[Callable[[], Gguf], Callable[[int], Gguf]]] = {
     "fixed": (seeing_model, tiny_projector),
     "non-causal": (seeing_model, non_causal_projector),

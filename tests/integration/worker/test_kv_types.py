@@ -23,6 +23,8 @@ from inferflux.worker.engine.kv.envelope import Refusal, Refused, blank, open_en
 from inferflux.worker.engine.llama.native import Backend, LoadError
 from inferflux.worker.files.kv_types import NUMBER_TYPES, KvType, KvTypes
 
+pytestmark = pytest.mark.long
+
 CELLS = 1024
 ANSWER_TOKENS = 24
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(300, 2000, 40)]

@@ -23,6 +23,8 @@ from inferflux.worker.engine.kv.prefix_sharing import Sharing
 from inferflux.worker.engine.llama.native import Backend
 from inferflux.worker.model.cached_prefixes import CachedPrefixes
 
+pytestmark = pytest.mark.long
+
 KINDS = {
     "window": (sliding_window_model, Sharing.WINDOW),
     "recurrent": (recurrent_model, Sharing.CHECKPOINTS),

@@ -20,6 +20,8 @@ from inferflux.worker.files.model_file import read_model_file
 from inferflux.worker.files.needs import PROCESS_BYTES, Asked
 from tools.bench_model import parse, write
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 CELLS = 4096
 

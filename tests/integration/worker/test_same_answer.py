@@ -13,6 +13,8 @@ from benchmarks.same_answer.trial import SLOTS, STATES, Trial, prompts_of
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.llama.native import Backend
 
+pytestmark = pytest.mark.long
+
 each_model = pytest.mark.parametrize("name", NAMES)
 PROMPTS, ANSWER = 2, 10
 

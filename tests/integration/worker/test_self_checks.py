@@ -20,6 +20,8 @@ from inferflux.worker.engine.llama.sharing_trial import find_sharing
 from inferflux.worker.engine.llama.state import StateBytes
 from inferflux.worker.engine.llama.trial import Deviation, deviation, trial_tokens
 
+pytestmark = pytest.mark.long
+
 # Of a state's head: magic number, sequence id, streams, cells.
 _HEAD_BYTES = 16
 each_model = pytest.mark.parametrize("name", NAMES)

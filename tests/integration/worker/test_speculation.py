@@ -31,6 +31,8 @@ from inferflux.worker.engine.plan.sequence import Sequence, sequence_of
 from inferflux.worker.engine.plan.speculation import Course
 from inferflux.worker.engine.step.drafting import Drafting
 
+pytestmark = pytest.mark.long
+
 OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
 DRAFT = generation_pb2.SPECULATION_DRAFT
 SOURCES = pytest.mark.parametrize("source", [NGRAM, DRAFT], ids=["ngram", "draft"])

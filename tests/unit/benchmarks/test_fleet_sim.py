@@ -20,6 +20,8 @@ from benchmarks.sim.fleet.study import Found
 from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core.order.policies import PolicyName
 
+pytestmark = pytest.mark.long
+
 SMALL = replace(QUICK, workers=72, models=6, seconds=24.0)
 POLICIES: tuple[PolicyName, ...] = ("priority", "fair")
 

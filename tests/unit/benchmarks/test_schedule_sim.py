@@ -24,6 +24,8 @@ from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.order.policies import PolicyName
 from inferflux.scheduler.core.types.jobs import RequestKey
 
+pytestmark = pytest.mark.long
+
 # Cells for two long requests or so: sequences are swapped out all the time.
 TIGHT = WorkerModel(slots=4, sequences=6, kv_cells=700, swap_cells=600, context_length=700)
 
