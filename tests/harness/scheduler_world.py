@@ -426,7 +426,7 @@ class World:
             assert worker.free_slots <= max(0, worker.slots - worker.n_running)
             if not worker.unowned:
                 assert worker.free_slots == max(0, worker.slots - worker.n_running)
-        held = Counter((j.model, j.key.tenant) for j in core.jobs.values() if j.has_place)
+        held = Counter((j.model, j.key.tenant) for j in core.jobs.values() if core.queue.has_place(j))
         for model, places in core.queue.running.items():
             tenants = {tenant for _, tenant in held} | {key.tenant for key in core.jobs}
             assert {t: n for t in tenants if (n := places.of(t))} == {
@@ -434,7 +434,7 @@ class World:
             }
         for key, job in core.jobs.items():
             is_bound = job.worker_id is not None and job.state is not JobState.PARKED
-            assert job.has_place == is_bound
+            assert core.queue.has_place(job) == is_bound
             has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING, JobState.PARKED)
             assert (job.worker_id is not None) == has_place or job.state is JobState.READING
             assert job.worker_id is None or key in core.table.workers[job.worker_id].assignments

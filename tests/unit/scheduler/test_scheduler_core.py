@@ -394,7 +394,7 @@ def test_an_adopted_request_has_ended_only_when_readers_saw_it_end(world: World)
     world.restart_scheduler()
     stale.beat()
     world.settle()
-    assert world.core.jobs[key].is_adopted
+    assert world.core.jobs[key].replay.is_adopted
     world.live(10)
     assert world.read(key).outcome == "length"
     assert world.read(key).epoch > 5
@@ -568,4 +568,4 @@ def test_no_time_tells_which_jobs_another_scheduler_may_have_had(world: World) -
         for is_inherited in (True, False):
             request = make_request(f"r{place}-{is_inherited}", at=at)
             world.core.on_job(request, place, 2 * place + is_inherited, world.now, is_inherited=is_inherited)
-    assert [job.is_inherited for job in world.core.jobs.values()] == [True, False] * 3
+    assert [job.replay.is_inherited for job in world.core.jobs.values()] == [True, False] * 3

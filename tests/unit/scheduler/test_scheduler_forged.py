@@ -266,7 +266,7 @@ def receive(world: World, message: object) -> None:
             if key in world.log:
                 world.log[key].append(chunk)
             for reading in [j for j in core.jobs.values() if j.key == key]:
-                world.do(core.on_replay(key, reading.read_id, assemble(world.log[key]), now))
+                world.do(core.on_replay(key, reading.replay.read_id, assemble(world.log[key]), now))
         case float():
             world.pass_time(message)
 

@@ -70,7 +70,7 @@ def test_what_a_worker_had_goes_on_elsewhere_as_soon_as_its_witness_reports_its_
     first.die()
     world.settle()
     assert second.residents[key].is_running
-    assert world.core.jobs[key].worker_deaths == 1
+    assert world.core.jobs[key].retries.worker_deaths == 1
     world.do(world.core.on_heartbeat(late, world.now))  # it was on its way
     assert "w1" not in world.core.table.workers
     del world.workers["w1"]

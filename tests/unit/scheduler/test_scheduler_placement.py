@@ -19,7 +19,7 @@ def job_of(prompt: int, max_tokens: int, generated: int, seen: int) -> Job:
     request.generated_token_ids.extend([1] * generated)
     key = RequestKey(request.tenant, request.request_id)
     job = Job(key, request, None, 1, 1, enqueued_s=0.0, deadline_s=None, epoch=1)
-    job.seen_tokens = seen
+    job.stay.report_tokens(seen)
     return job
 
 
@@ -77,7 +77,7 @@ class Workers:
 
     def choose(self, cached_on: dict[str, int], avoids: str | None = None) -> str | None:
         job = job_of(1000, 10, 0, 0)
-        job.cached_on, job.avoids = cached_on, avoids
+        job.cached_on, job.retries.avoids = cached_on, avoids
         worker = self.placement.choose(job)
         return worker.worker_id if worker is not None else None
 

@@ -63,7 +63,8 @@ def test_a_long_job_is_overtaken_only_by_what_comes_soon_after_it(
 def test_what_a_parked_job_has_done_is_not_left_to_do() -> None:
     job = make_job(1, prompt=100, max_tokens=50)
     assert work(job) == pytest.approx(60)
-    job.seen_computed, job.seen_tokens = 100, 20
+    job.stay.report_computed(100, 0.0)
+    job.stay.report_tokens(20)
     assert work(job) == pytest.approx(30)
 
 

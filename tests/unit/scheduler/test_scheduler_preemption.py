@@ -174,5 +174,5 @@ def test_an_urgent_request_that_must_be_read_first_preempts_at_once() -> None:
     world.settle()
     assert state_of(world, urgent) is JobState.RUNNING
     assert other.residents[low].residence == PARKED
-    assert world.core.jobs[urgent].refusals == 0
+    assert world.core.jobs[urgent].retries.refusals == 0
     finish(world)

@@ -300,5 +300,5 @@ def test_a_refused_request_waits_on_from_when_it_was_descheduled() -> None:
     worker.beat()
     world.settle()
     assert state_of(world, low) is JobState.RUNNING
-    assert world.core.jobs[low].waited_there_s == pytest.approx(world.now - parked_s)
+    assert world.core.jobs[low].stay.waited_s == pytest.approx(world.now - parked_s)
     finish(world)

@@ -14,7 +14,8 @@ from inferflux.scheduler.core.lifecycle.fairness import FairnessController, Fair
 from inferflux.scheduler.core.lifecycle.queue import Queue
 from inferflux.scheduler.core.lifecycle.state import SchedulerState
 from inferflux.scheduler.core.order.policies import make_policy
-from inferflux.scheduler.core.types.jobs import JobState, RequestKey, RequeueReason
+from inferflux.scheduler.core.types.facets import RequeueReason
+from inferflux.scheduler.core.types.jobs import JobState, RequestKey
 from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import scheduler_pb2
 
@@ -149,12 +150,12 @@ def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() 
     killed = quarantine.world.workers.pop("w0")
     lost = set(killed.residents)
     for _ in range(2):  # a whole worker is lost twice: only then are its requests suspects
-        quarantine.world.core.jobs[next(iter(lost))].worker_deaths = 1
+        quarantine.world.core.jobs[next(iter(lost))].retries.worker_deaths = 1
     for _ in range(20):
         quarantine.world.workers["w1"].beat()
         quarantine.world.settle()
         quarantine.world.pass_time(0.25)
-    suspect = next(key for key in lost if quarantine.world.core.jobs[key].worker_deaths == 2)
+    suspect = next(key for key in lost if quarantine.world.core.jobs[key].retries.worker_deaths == 2)
     worker = quarantine.world.workers["w1"]
     assert [key for key, s in worker.residents.items() if s.is_running] == [suspect]
     quarantine.end()
@@ -274,7 +275,7 @@ def test_a_request_that_a_death_lists_twice_is_lost_once() -> None:
     worker.residents.clear()
     world.tell(lambda: world.core.on_event(event, world.now))
     world.settle()
-    assert job.engine_deaths == 1
+    assert job.retries.engine_deaths == 1
     quarantine.end()
     assert quarantine.outcome(key) == "length"
 

@@ -31,7 +31,8 @@ from .order.shares import Floor, TenantShares
 from .types import actions, outcomes
 from .types.actions import Action
 from .types.announcements import Outlook
-from .types.jobs import Attempt, Demand, Job, JobState, RequestKey, RequeueReason
+from .types.facets import RequeueReason
+from .types.jobs import Attempt, Demand, Job, JobState, RequestKey
 from .types.limits import Limits
 from .types.memory import Recent
 from .types.readers import ReaderWatch
@@ -258,7 +259,7 @@ class SchedulerCore:
         if job.attempt_id and self._early_cancels.pop(Attempt(key, job.attempt_id)) is not None:
             job.is_cancelled = True
             return self._state.finish(job, outcomes.cancelled(job, now))
-        return self._state.enqueue(job, now) if job.is_inherited else self._arrivals.admit(job, now)
+        return self._state.enqueue(job, now) if job.replay.is_inherited else self._arrivals.admit(job, now)
 
     def _let_go_of_ended(self) -> None:
         """Deadlines may be far away: until then, jobs that have ended would stay in memory."""
@@ -332,13 +333,13 @@ class SchedulerCore:
             cached_on: tokens of it that workers have cached now, by worker id; None if that was not asked.
         """
         job = self.jobs.get(key)
-        if job is None or job.state is not JobState.READING or job.read_id != read_id:
+        if job is None or job.state is not JobState.READING or job.replay.read_id != read_id:
             return []
         if replayed.outcome:
             return self._state.acknowledge(job, replayed.outcome)
         job.continue_from(replayed.token_ids, replayed.epoch, now)
-        if job.terminal_event is not None:
-            return self._state.finish(job, job.terminal_event)
+        if job.replay.terminal_event is not None:
+            return self._state.finish(job, job.replay.terminal_event)
         if job.is_expired(now):
             return self._state.finish(job, outcomes.expired())
         if job.max_tokens and job.generated_tokens >= job.max_tokens:
@@ -351,7 +352,7 @@ class SchedulerCore:
             return self._state.put_back(job, now)  # to be placed anew, by what is cached now
         if worker is None or worker.is_held or worker.state != scheduler_pb2.WORKER_STATE_READY:
             out = self._state.put_back(job, now)
-            job.needs_replay = job.is_queued  # by then there may be more to read
+            job.replay.set_due(is_due=job.is_queued)  # by then there may be more to read
             return out
         worker.assignments[key].epoch = job.epoch
         return self._planner.dispatch(worker, [job], now)
@@ -419,7 +420,7 @@ class SchedulerCore:
         self._ticked_s = now
         out = self._state.settle() if self._may_settle(now) else []
         for job in self._deadlines.due(now):
-            if job.state in (JobState.QUEUED, JobState.READING) and job.terminal_event is None:
+            if job.state in (JobState.QUEUED, JobState.READING) and job.replay.terminal_event is None:
                 out += self._state.finish(job, outcomes.expired())
         for job, outlook in self._state.announcements.due(now, self._outlook):
             out.append(self._publish_queued(job, outlook))
@@ -465,7 +466,7 @@ class SchedulerCore:
     def _cancel_unread(self, now: float) -> list[Action]:
         out: list[Action] = []
         for job in self._reader_watch.due(now):
-            if job.is_cancelled or job.terminal_event is not None:
+            if job.is_cancelled or job.replay.terminal_event is not None:
                 continue
             out.append(actions.CountUnread(job.key, job.handle))
             if job.worker_id is not None:
@@ -514,12 +515,12 @@ class SchedulerCore:
         for model in sorted(self._state.take_unplanned()):  # in the same order in every process
             out += self._planner.plan_model(model, now)
         for job in self._state.take_fresh():
-            if job.is_queued and job.announced_epoch != job.epoch:
+            if job.is_queued and job.wait.announced_epoch != job.epoch:
                 out.append(self._announce(job, now))
         return out
 
     def _announce(self, job: Job, now: float) -> Action:
-        job.announced_epoch = job.epoch
+        job.wait.announce(job.epoch)
         outlook = self._outlook(job)
         self._state.announcements.tell(job, outlook, now)
         return self._publish_queued(job, outlook)

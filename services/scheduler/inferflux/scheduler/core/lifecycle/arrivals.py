@@ -9,6 +9,7 @@ from inferflux.common.contract.epochs import MAX_EPOCH
 from inferflux.scheduler.core.types import bounds
 from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.core.types.bounds import Bounds
+from inferflux.scheduler.core.types.facets import Replay, Wait
 from inferflux.scheduler.core.types.jobs import Job, RequestKey
 from inferflux.scheduler.core.workers.rates import ModelRates
 from inferflux.v1 import scheduler_pb2
@@ -58,11 +59,10 @@ class Arrivals:
             arrival=self._arrivals,
             enqueued_s=enqueued_s,
             deadline_s=request.deadline_unix_ms / 1000 or None,
-            queued_s=now,
             since_s=enqueued_s,
             epoch=min(max(1, request.epoch), MAX_EPOCH),
-            is_inherited=is_inherited,
-            needs_replay=is_inherited,
+            wait=Wait(now),
+            replay=Replay(is_inherited, is_due=is_inherited),
         )
         job.cached_on = self._with_same_prompt(request, cached_on)
         return job

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from inferflux.scheduler.core.types import actions, outcomes
 from inferflux.scheduler.core.types.actions import Action
-from inferflux.scheduler.core.types.jobs import Job, JobState, RequeueReason
+from inferflux.scheduler.core.types.facets import RequeueReason
+from inferflux.scheduler.core.types.jobs import Job, JobState
 from inferflux.v1 import worker_pb2
 
 from .planning import Planner
@@ -53,7 +54,7 @@ class BatchAnswers:
             if job.state is not JobState.DISPATCHING or not job.is_at(batch.worker_id, epoch):
                 continue
             worker = self._state.worker_of(job)
-            if worker is not None and job.is_resuming:
+            if worker is not None and job.stay.is_resuming:
                 self._state.wait_to_resume(worker, job)
             elif is_delivered:
                 out += self._state.requeue(job, RequeueReason.NO_ANSWER, now, must_drop=True)
@@ -86,10 +87,10 @@ class BatchAnswers:
         worker = self._state.worker_of(job)
         if worker is not None:
             worker.hold()
-        if worker is not None and job.is_resuming:
+        if worker is not None and job.stay.is_resuming:
             self._state.wait_to_resume(worker, job)
             return out
-        job.refusals += 1
-        if job.refusals > self._state.limits.max_refusals:
+        job.retries.refuse()
+        if job.retries.refusals > self._state.limits.max_refusals:
             return out + self._state.finish(job, outcomes.refusals_exhausted(refusal.message))
         return out + self._state.put_back(job, now)

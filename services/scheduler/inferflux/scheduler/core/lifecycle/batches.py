@@ -36,12 +36,12 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
 
 def prefill_tokens(job: Job) -> int:
     """Tokens to compute before its next one: none where it is resident."""
-    return 0 if job.is_resuming else job.to_prefill_on(job.worker_id)
+    return 0 if job.stay.is_resuming else job.to_prefill_on(job.worker_id)
 
 
 def begin(batch: worker_pb2.RequestBatch, jobs: Sequence[Job]) -> None:
     """Set what the items of these jobs will have in common, and what they amount to."""
-    is_resuming = bool(jobs) and jobs[0].is_resuming
+    is_resuming = bool(jobs) and jobs[0].stay.is_resuming
     batch.phase = worker_pb2.PHASE_DECODE if is_resuming else worker_pb2.PHASE_PREFILL
     batch.prefill_tokens = sum(prefill_tokens(job) for job in jobs)
 
@@ -68,7 +68,7 @@ def add(batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_
         item.request.priority = job.priority
     else:
         item.request.CopyFrom(job.request)
-        item.was_lost = job.was_lost
+        item.was_lost = job.retries.was_lost
     item.request.epoch = job.epoch
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from inferflux.scheduler.core.types import actions, outcomes
 from inferflux.scheduler.core.types.actions import Action
-from inferflux.scheduler.core.types.jobs import Job, JobState, RequeueReason
+from inferflux.scheduler.core.types.facets import RequeueReason
+from inferflux.scheduler.core.types.jobs import Job, JobState
 from inferflux.scheduler.core.workers.assignments import Residence
 from inferflux.scheduler.core.workers.placement import Size, cells_wanted_on, size_of
 from inferflux.scheduler.core.workers.slots import Start, WorkerSlots
@@ -140,7 +141,7 @@ class Planner:
 
     def _has_waited(self, job: Job, now: float) -> bool:
         """True if a request has waited for one worker for as long as it may; it may have become urgent."""
-        return now >= job.waits_until_s or self._state.fairness.is_urgent(job)
+        return now >= job.wait.until_s or self._state.fairness.is_urgent(job)
 
     def _is_wait_over(self, queue: ModelQueue, now: float) -> bool:
         return any(map(self._need_not_wait_for, queue.waited_for)) or any(
@@ -231,7 +232,7 @@ class Planner:
         if holder is None or size_of(holder, job.model) in plan.blocked:
             return None
         saved = job.cached_on[holder.worker_id] - job.cached_on.get(chosen.worker_id, 0)
-        if not job.waits_until_s:  # a wait that is over does not begin again
+        if not job.wait.until_s:  # a wait that is over does not begin again
             queue = plan.queue
             wait_s = longest_wait_s(
                 job,
@@ -242,10 +243,10 @@ class Planner:
                 ahead=queue.n_waiting_for(holder.worker_id),
                 delayed=chosen.n_running,
             )
-            job.waits_until_s = plan.now + min(wait_s, self._state.limits.prefix_wait_s)
-        if job.waits_until_s <= plan.now:
+            job.wait.allow(plan.now + min(wait_s, self._state.limits.prefix_wait_s))
+        if job.wait.until_s <= plan.now:
             return None
-        job.waited_for = holder.worker_id
+        job.wait.wait_for(holder.worker_id)
         return holder
 
     def _take(self, job: Job, worker: WorkerSlots, plan: Plan, *, is_alone: bool = False) -> None:
@@ -254,11 +255,11 @@ class Planner:
         self._assign(job, worker, is_alone=is_alone)
         self._state.queue.take_place(job)
         self._charge_prompt(job, plan.queue)
-        if job.waited_for is not None:
-            is_there = job.waited_for == worker.worker_id
+        if job.wait.holder_id is not None:
+            is_there = job.wait.holder_id == worker.worker_id
             plan.out.append(actions.PrefixWaited(job.key, job.handle, is_there))
-            job.waited_for = None
-        if job.needs_replay:
+            job.wait.wait_for(None)
+        if job.replay.is_due:
             plan.out.append(self._state.read(job))
         else:
             plan.placed[worker.worker_id].new.append(job)
@@ -270,7 +271,7 @@ class Planner:
     def _should_move(self, job: Job, plan: Plan) -> bool:
         """True if another worker should compute it again: it has waited, and there is one that has room, and
         no requests of its own to fill it with."""
-        if job.waited_there_s + plan.now - job.parked_s < self._state.limits.move_after_s:
+        if job.stay.waited_s + plan.now - job.stay.parked_s < self._state.limits.move_after_s:
             return False
         other = self._state.placement.choose(job, plan.blocked)
         return other is not None and other.worker_id != job.worker_id and not other.has_waiting
@@ -280,10 +281,7 @@ class Planner:
         is_swapped = worker.assignments[job.key].residence is Residence.SWAPPED
         self._state.take_urgency(job)
         worker.resume(job.key, cells_wanted_on(job, worker))
-        job.is_resuming = True
-        waited_s = now - job.parked_s
-        job.waited_there_s += waited_s
-        job.parked_s = now  # should it have to wait on
+        waited_s = job.stay.resume(now)
         residence = "swapped" if is_swapped else "parked"
         return [actions.Resumed(job.key, job.handle, worker.worker_id, waited_s, residence)]
 
@@ -304,18 +302,17 @@ class Planner:
 
     @staticmethod
     def _charge_prompt(job: Job, queue: ModelQueue) -> None:
-        if not job.is_prompt_charged:
-            job.is_prompt_charged = True
-            cached = job.cached_on.get(job.worker_id or "", 0)
-            job.charged_prompt_tokens = max(0, job.prompt_tokens - cached)
-            queue.policy.charge(job.key.tenant, job.charged_prompt_tokens, 0)
+        if job.account.prompt is None:
+            tokens = max(0, job.prompt_tokens - job.cached_on.get(job.worker_id or "", 0))
+            job.account.charge_prompt(tokens)
+            queue.policy.charge(job.key.tenant, tokens, 0)
 
     def _assign(self, job: Job, worker: WorkerSlots, *, is_alone: bool) -> None:
-        epoch = 0 if job.needs_replay else job.epoch
+        epoch = 0 if job.replay.is_due else job.epoch
         self._state.take_urgency(job)
         worker.assign(job.key, epoch, cells_wanted_on(job, worker), is_alone=is_alone)
         job.worker_id = worker.worker_id
-        job.waited_there_s = 0.0
+        job.stay.begin()
 
     def _send(self, worker: WorkerSlots, placed: Placed, now: float) -> list[Action]:
         """Dispatch the jobs placed on a worker. A victim's deschedule travels with the first batch of those
@@ -344,7 +341,7 @@ class Planner:
             self._in_flight[message.batch_id] = InFlightBatch(worker.worker_id, worker.incarnation, in_flight)
             for job in batch:
                 job.state = JobState.DISPATCHING
-                job.dispatched_s = now
+                job.stay.dispatch(now)
             out.append(
                 actions.Dispatch(
                     worker_id=worker.worker_id,

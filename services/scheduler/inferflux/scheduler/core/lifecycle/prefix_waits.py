@@ -72,7 +72,7 @@ def longest_wait_s(
         ahead: requests that wait for this worker already.
         delayed: requests that run on the other worker.
     """
-    if job.has_run or job.needs_replay:
+    if job.has_run or job.replay.is_due:
         return 0.0
     worth = worth_s(saved, holder) * (1 + delayed)
     if job.deadline_s is not None and now + 2 * worth > job.deadline_s:

@@ -32,7 +32,7 @@ class Quarantine:
         idle = [
             w for w in self._state.placement.live(job.model) if w.has_slot_for(Start.ALONE) and fits(job, w)
         ]
-        return min(idle, key=lambda w: (not w.is_reserved, w.worker_id == job.avoids), default=None)
+        return min(idle, key=lambda w: (not w.is_reserved, w.worker_id == job.retries.avoids), default=None)
 
     def reserve(self, model: str, job: Job | None, now: float) -> WorkerSlots | None:
         """The worker that is kept free for suspects; None if none is, or need be.
@@ -63,7 +63,7 @@ class Quarantine:
         if any(worker.alone is not None for worker in workers):
             return None
         is_starting = any(w.state == scheduler_pb2.WORKER_STATE_LOADING for w in workers)
-        if is_starting and now - job.queued_s < self._state.limits.reserve_after_s:
+        if is_starting and now - job.wait.queued_s < self._state.limits.reserve_after_s:
             return None
         ready = [w for w in workers if w.state == scheduler_pb2.WORKER_STATE_READY and not w.is_held]
         worker = min(ready, key=lambda w: w.n_running, default=None)

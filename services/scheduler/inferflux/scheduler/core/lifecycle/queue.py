@@ -335,18 +335,21 @@ class Queue:
     def discard(self, job: Job) -> None:
         self.models[job.model].discard(job)
 
+    def has_place(self, job: Job) -> bool:
+        """True if a job counts among those that have a place on a worker."""
+        running = self.running.get(job.model)
+        return running is not None and job in running
+
     def take_place(self, job: Job) -> None:
         """Count a place on a worker for a job that had none."""
-        if not job.has_place:
-            job.has_place = True
+        if not self.has_place(job):
             self._running_of(job.model).add(job)
             self._on_running(job)
 
     def give_place_back(self, job: Job) -> None:
         """Count the place of a job as free, if it had one."""
-        if job.has_place:
-            job.has_place = False
-            self._running_of(job.model).remove(job)
+        if self.has_place(job):
+            self.running[job.model].remove(job)
             self._on_running(job)
 
     def sort(self) -> None:

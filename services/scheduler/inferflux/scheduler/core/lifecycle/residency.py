@@ -167,7 +167,7 @@ class Residency:
             for demand in queue.demands:
                 first = None if is_served(model, demand) else _first_of(queue, demand)
                 if first is not None and self.hosts.knowing(model, *demand):
-                    found.append(_Wanted(model, demand, first, first.queued_s))
+                    found.append(_Wanted(model, demand, first, first.wait.queued_s))
         key = self._state.queue.urgency_key
         return sorted(found, key=lambda w: (key(w.first), w.first.arrival))
 
@@ -367,7 +367,7 @@ class Residency:
 def _first_of(queue: ModelQueue, demand: Demand) -> Job | None:
     """The request that has waited for longest of those that may run in the same places."""
     waiting = (job for job in queue if job.is_queued and job.demand == demand)
-    return min(waiting, key=lambda job: job.queued_s, default=None)
+    return min(waiting, key=lambda job: job.wait.queued_s, default=None)
 
 
 def _is_coming(host: HostView, model: str, now: float) -> bool:

@@ -16,7 +16,8 @@ from typing import Final
 from inferflux.scheduler.core.types import actions, outcomes
 from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.core.types.announcements import Announcements
-from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey, RequeueReason, TerminalEvent
+from inferflux.scheduler.core.types.facets import RequeueReason, TerminalEvent
+from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.types.limits import Limits
 from inferflux.scheduler.core.types.memory import Recent
 from inferflux.scheduler.core.types.replayed import outcome_of
@@ -71,7 +72,7 @@ class SchedulerState:
     def add(self, job: Job, now: float) -> None:
         """A job came from the work queue."""
         self._jobs[job.key] = job
-        if job.is_inherited:
+        if job.replay.is_inherited:
             self._inherited_s = now
 
     def is_unclaimed(self, since_s: float, now: float) -> bool:
@@ -113,7 +114,7 @@ class SchedulerState:
         deferred, self._deferred = self._deferred, []
         out: list[Action] = []
         for job, terminal_event in deferred:
-            if job.is_inherited and job.is_queued:
+            if job.replay.is_inherited and job.is_queued:
                 out += self.finish(job, terminal_event)
         return out
 
@@ -159,7 +160,7 @@ class SchedulerState:
 
     def enqueue(self, job: Job, now: float) -> list[Action]:
         self.handle(job)
-        job.queued_s = now
+        job.wait.begin(now)
         if job.is_expired(now):
             return self.finish(job, outcomes.expired())
         if why := self.placement.why_never(job) or self.killer_images.why_not(job, now):
@@ -177,8 +178,10 @@ class SchedulerState:
 
     def read(self, job: Job) -> Action:
         job.state = JobState.READING
-        job.read_id += 1
-        return actions.ReadReplay(job.key, job.read_id, None if job.terminal_event else job.request)
+        job.replay.begin()
+        return actions.ReadReplay(
+            job.key, job.replay.read_id, None if job.replay.terminal_event else job.request
+        )
 
     def leave_queue(self, job: Job) -> None:
         """Take a job out of the queue, if it is in it."""
@@ -199,8 +202,7 @@ class SchedulerState:
 
     def on_running(self, job: Job, now: float) -> None:
         job.state = JobState.RUNNING
-        job.is_resuming = False
-        job.progressed_s = now
+        job.stay.run(now)
         self.fairness.on_running(job)
 
     def end_run(self, worker: WorkerSlots, job: Job, reason: str, now: float) -> list[Action]:
@@ -214,7 +216,7 @@ class SchedulerState:
 
     def deschedule(self, worker: WorkerSlots, job: Job, now: float) -> None:
         """Let a job wait to resume on its worker from now on."""
-        job.parked_s = now
+        job.stay.park(now)
         self.wait_to_resume(worker, job)
 
     def wait_to_resume(self, worker: WorkerSlots, job: Job) -> None:
@@ -222,7 +224,7 @@ class SchedulerState:
         worker.deschedule(job.key)
         self.fairness.on_stopped(job)
         self.queue.give_place_back(job)
-        job.is_resuming = False
+        job.stay.stop_resuming()
         job.state = JobState.PARKED
         self._unplanned.add(job.model)
 
@@ -257,14 +259,12 @@ class SchedulerState:
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
         out: list[Action] = [actions.CountRetry(job.key, reason.value, job.handle)]
-        job.avoids = job.worker_id
+        job.retries.lose(job.worker_id, reason)
         if must_drop and job.worker_id is not None:
             out.append(self.drop(job.worker_id, job.key, job.epoch))
         self.leave_queue(job)
         self.release(job)
         job.next_epoch()
-        job.retries += reason.counts
-        job.was_lost = reason.is_death
         job.is_suspect |= blame is not Blame.NONE
         terminal_event = self._terminal_event_after(job, reason, blame, now)
         return out + (self.enqueue(job, now) if terminal_event is None else self.finish(job, terminal_event))
@@ -275,7 +275,7 @@ class SchedulerState:
         if is_queued:
             self.queue.discard(job)
         job.is_suspect = False
-        job.retries = 0
+        job.retries.clear()
         if is_queued:
             self.queue.push(job)
             self._unplanned.add(job.model)
@@ -292,7 +292,7 @@ class SchedulerState:
             return outcomes.cancelled(job, now)
         if blame is Blame.CONVICTED:
             return outcomes.poison(job)
-        if job.retries > self.limits.max_retries:
+        if job.retries.counted > self.limits.max_retries:
             return outcomes.retries_exhausted(job, reason.value)
         return None
 
@@ -309,13 +309,13 @@ class SchedulerState:
         """End it here, with a terminal chunk of the scheduler's own; but first find out, where it may run or
         have run, whether it has not ended already."""
         self.handle(job)
-        if job.is_inherited and not self._is_settled:
+        if job.replay.is_inherited and not self._is_settled:
             self._deferred.append((job, terminal_event))
             return self.wait(job)
         self.leave_queue(job)
         self.release(job)
-        job.terminal_event = terminal_event
-        if job.needs_replay:
+        job.replay.finish_with(terminal_event)
+        if job.replay.is_due:
             return [] if job.state is JobState.READING else [self.read(job)]
         chunk = outcomes.terminal_chunk(job, terminal_event)
         return [actions.PublishChunk(job.key, chunk), *self.acknowledge(job, outcome_of(chunk))]
@@ -346,13 +346,10 @@ class SchedulerState:
         self.release(job)
         self.take_urgency(job)
         worker.adopt(unowned, cells_wanted_on(job, worker))
-        job.read_id += 1
-        job.terminal_event = None
-        job.is_inherited = False
-        job.is_adopted = True
+        job.replay.adopt()
         job.epoch = unowned.epoch
         job.worker_id = worker.worker_id
-        job.dispatched_s = job.dispatched_s or now
+        job.stay.adopt(now)
         if unowned.residence is Residence.RUNNING:
             self.queue.take_place(job)
             self.on_running(job, now)

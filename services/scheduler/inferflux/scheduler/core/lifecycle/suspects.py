@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from inferflux.scheduler.core.types.jobs import Job, JobState, RequeueReason
+from inferflux.scheduler.core.types.facets import RequeueReason
+from inferflux.scheduler.core.types.jobs import Job, JobState
 from inferflux.scheduler.core.types.limits import Limits
 from inferflux.scheduler.core.workers.slots import WorkerSlots
 
@@ -39,13 +40,13 @@ class Blame(Enum):
 
 def probation_tokens(job: Job) -> int:
     """New tokens after which a suspect is cleared."""
-    deaths = max(1, job.engine_deaths + job.worker_deaths)
+    deaths = max(1, job.retries.engine_deaths + job.retries.worker_deaths)
     return _FIRST_PROBATION_TOKENS * int(_PROBATION_GROWTH ** min(deaths - 1, _MOST_GROWTH))
 
 
 def has_passed(job: Job) -> bool:
     """True if a suspect has run past the point at which its engine died."""
-    return job.seen_tokens - job.generated_tokens >= probation_tokens(job)
+    return job.stay.seen_tokens - job.generated_tokens >= probation_tokens(job)
 
 
 def blame_for_worker(job: Job, worker: WorkerSlots, reason: RequeueReason) -> Blame:
@@ -54,8 +55,8 @@ def blame_for_worker(job: Job, worker: WorkerSlots, reason: RequeueReason) -> Bl
         job, worker
     ):
         return Blame.NONE
-    job.worker_deaths += 1
-    return Blame.SUSPECT if job.worker_deaths >= _WORKER_DEATHS_TO_SUSPECT else Blame.NONE
+    job.retries.count_worker_death()
+    return Blame.SUSPECT if job.retries.worker_deaths >= _WORKER_DEATHS_TO_SUSPECT else Blame.NONE
 
 
 def blame_for_engine(job: Job, worker: WorkerSlots, *, was_alone: bool, limits: Limits) -> Blame:
@@ -66,9 +67,9 @@ def blame_for_engine(job: Job, worker: WorkerSlots, *, was_alone: bool, limits: 
     """
     if not _may_have_run(job, worker):
         return Blame.NONE
-    job.engine_deaths += 1
+    job.retries.count_engine_death()
     is_certain = was_alone and job.is_suspect and worker.alone == job.key
-    if is_certain and job.engine_deaths >= limits.poison_deaths:
+    if is_certain and job.retries.engine_deaths >= limits.poison_deaths:
         return Blame.CONVICTED
     return Blame.SUSPECT
 

@@ -50,5 +50,7 @@ class UnservedModels:
         self._look_again_s[wanted] = now + _LOOK_AGAIN_S
         demand = wanted[1]
         yield from [
-            job for job in queue if job.is_queued and job.demand == demand and now - job.queued_s >= timeout_s
+            job
+            for job in queue
+            if job.is_queued and job.demand == demand and now - job.wait.queued_s >= timeout_s
         ]

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.actions import Action
-from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey, RequeueReason
+from inferflux.scheduler.core.types.facets import RequeueReason
+from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.types.memory import Recent
 from inferflux.scheduler.core.workers.assignments import Residence, UnownedRequest
 from inferflux.scheduler.core.workers.drains import Drains
@@ -105,14 +106,14 @@ class WorkerReports:
             job = self._state.jobs.get(RequestKey(report.tenant, report.request_id))
             if job is None or not job.is_at(worker.worker_id, report.epoch):
                 continue
-            if (report.generated_tokens, report.computed_tokens) != (job.seen_tokens, job.seen_computed):
-                job.progressed_s = now
-                job.seen_computed = report.computed_tokens
+            stay = job.stay
+            if (report.generated_tokens, report.computed_tokens) != (stay.seen_tokens, stay.seen_computed):
+                stay.report_computed(report.computed_tokens, now)
                 out += self._on_progress(worker, job, report.generated_tokens)
             elif (
                 self._state.limits.stuck_s
                 and job.state is JobState.RUNNING
-                and now - job.progressed_s > self._state.limits.stuck_s
+                and now - stay.progressed_s > self._state.limits.stuck_s
             ):
                 stuck.append(job)
         for job in stuck:
@@ -120,7 +121,7 @@ class WorkerReports:
         return out
 
     def _on_progress(self, worker: WorkerSlots, job: Job, generated: int) -> list[Action]:
-        job.seen_tokens = max(job.seen_tokens, generated)
+        job.stay.report_tokens(generated)
         worker.grow(worker.assignments[job.key], cells_wanted_on(job, worker))
         if job.is_suspect and suspects.has_passed(job):
             self._state.clear(job)
@@ -128,10 +129,9 @@ class WorkerReports:
 
     def _charge(self, job: Job) -> list[Action]:
         """Set the tokens generated since the last time to its tenant's account."""
-        tokens = job.known_tokens - job.charged_tokens
-        if tokens <= 0:
+        tokens = job.account.charge_generated(job.known_tokens)
+        if not tokens:
             return []
-        job.charged_tokens = job.known_tokens
         if (queue := self._state.queue.models.get(job.model)) is not None:
             queue.policy.charge(job.key.tenant, 0, tokens)
         return [actions.CountTokens(job.priority, tokens)]
@@ -142,9 +142,11 @@ class WorkerReports:
         Args:
             cached: prompt tokens that the worker did have.
         """
-        owed = job.prompt_tokens - min(cached, job.prompt_tokens) - job.charged_prompt_tokens
-        queue = self._state.queue.models.get(job.model)
-        if owed > 0 and job.is_prompt_charged and queue is not None:
+        queue, charged = self._state.queue.models.get(job.model), job.account.prompt
+        if queue is None or charged is None:
+            return
+        owed = job.prompt_tokens - min(cached, job.prompt_tokens) - charged
+        if owed > 0:
             queue.policy.charge(job.key.tenant, owed, 0)
 
     def _note_service(self, job: Job, cached: int) -> None:
@@ -203,7 +205,7 @@ class WorkerReports:
         job = self._state.jobs.get(key)
         out: list[Action] = []
         if job is not None and worker is not None and job.is_at(worker_id, ended.epoch):
-            job.seen_tokens = max(job.seen_tokens, ended.usage.completion_tokens)
+            job.stay.report_tokens(ended.usage.completion_tokens)
             out += self._charge(job)
             self._charge_evicted(job, ended.usage.cached_prompt_tokens)
             self._note_service(job, ended.usage.cached_prompt_tokens)
@@ -218,7 +220,7 @@ class WorkerReports:
             return []
         if not job.is_at(worker_id, epoch) or job.state is JobState.READING:
             return []
-        if job.is_adopted:  # readers may have seen a later epoch than this one: look whether it was their end
+        if job.replay.is_adopted:  # readers may have seen a later epoch: look whether it was their end
             self._state.leave_queue(job)
             self._state.release(job)
             job.next_epoch()
@@ -261,8 +263,9 @@ class WorkerReports:
                 return [self._state.drop(worker.worker_id, unowned.key, unowned.epoch)]
             self._unowned[unowned.key] = worker.worker_id
             return []
+        may_be_it = job.replay.is_inherited or unowned.epoch == job.epoch
         is_waiting = job.state in (JobState.QUEUED, JobState.READING)
-        if (is_waiting and (job.is_inherited or unowned.epoch == job.epoch)) or unowned.epoch > job.epoch:
+        if (is_waiting and may_be_it) or unowned.epoch > job.epoch:
             return self._state.adopt(job, worker, unowned, now) if worker.can_adopt(unowned) else []
         return [self._state.drop(worker.worker_id, unowned.key, unowned.epoch)]
 

@@ -103,7 +103,7 @@ class Sjf(Ranked):
 
 def work(job: Job) -> float:
     """Return the work that is left for a job, in tokens to generate."""
-    computed = max(job.seen_computed, job.most_cached)
+    computed = max(job.stay.seen_computed, job.most_cached)
     to_prefill = max(0, job.prompt_tokens + job.generated_tokens - computed)
     to_generate = max(0, (job.max_tokens or _MAX_TOKENS_UNSET) - job.known_tokens)
     return to_generate + _PREFILL_COST * to_prefill

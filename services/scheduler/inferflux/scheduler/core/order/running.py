@@ -27,12 +27,15 @@ class Running:
         self._is_urgent = is_urgent
         self._slots = slots
         self._by_tenant: dict[str, int] = {}
+        self._jobs: set[Job] = set()
         self._ordinary: set[Job] = set()
-        self._total = 0
 
     def __len__(self) -> int:
         """Tenants with requests that run."""
         return len(self._by_tenant)
+
+    def __contains__(self, job: Job) -> bool:
+        return job in self._jobs
 
     def of(self, tenant: str) -> int:
         return self._by_tenant.get(tenant, 0)
@@ -40,7 +43,7 @@ class Running:
     @property
     def total(self) -> int:
         """Running requests of all tenants."""
-        return self._total
+        return len(self._jobs)
 
     @property
     def guaranteed(self) -> int:
@@ -57,7 +60,7 @@ class Running:
         requests than there are slots.
         """
         ordinary, guaranteed = len(self._ordinary), self.guaranteed
-        urgent = self._total - ordinary
+        urgent = len(self._jobs) - ordinary
         return ordinary < guaranteed and ordinary * (self._slots() - guaranteed) < urgent * guaranteed
 
     @property
@@ -72,12 +75,13 @@ class Running:
     def add(self, job: Job) -> None:
         tenant = job.key.tenant
         self._by_tenant[tenant] = self.of(tenant) + 1
-        self._total += 1
+        self._jobs.add(job)
         if not self._is_urgent(job):
             self._ordinary.add(job)
 
     def remove(self, job: Job) -> None:
-        """Raises KeyError if its tenant has none."""
+        """Raises KeyError if it has no place."""
+        self._jobs.remove(job)
         tenant = job.key.tenant
         left = self._by_tenant[tenant] - 1
         if left:
@@ -85,4 +89,3 @@ class Running:
         else:
             del self._by_tenant[tenant]
         self._ordinary.discard(job)
-        self._total -= 1

@@ -12,7 +12,8 @@ from inferflux.common.contract.errors import (
 )
 from inferflux.v1 import generation_pb2, tokens_pb2
 
-from .jobs import Attempt, Job, TerminalEvent
+from .facets import TerminalEvent
+from .jobs import Attempt, Job
 from .replayed import ReplayedTokens
 
 
@@ -58,7 +59,7 @@ def not_loaded(job: Job, why: str) -> tokens_pb2.Failed:
 
 
 def retries_exhausted(job: Job, cause: str) -> tokens_pb2.Failed:
-    message = f"gave up after {job.retries} lost attempts, the last: {cause.replace('_', ' ')}"
+    message = f"gave up after {job.retries.counted} lost attempts, the last: {cause.replace('_', ' ')}"
     return _failed(Unavailable(message, reason="RETRIES_EXHAUSTED", retry_delay_s=5.0))
 
 
@@ -70,9 +71,8 @@ def refusals_exhausted(message: str) -> tokens_pb2.Failed:
 
 def poison(job: Job) -> tokens_pb2.Failed:
     """The request's own fault, so that no client repeats it: that would cost two engines more."""
-    message = (
-        f"request {job.key.request_id} ran on {job.engine_deaths} engines that died, on the last one alone"
-    )
+    deaths = job.retries.engine_deaths
+    message = f"request {job.key.request_id} ran on {deaths} engines that died, on the last one alone"
     return _failed(InvalidArgument(message, reason="POISON_REQUEST"))
 
 
@@ -114,7 +114,7 @@ def queued_chunk(job: Job, position: int, expected_wait_s: float) -> tokens_pb2.
     """A chunk in an epoch that readers know. A new epoch would make them drop the chunks of a worker that was
     replaced too early, and may yet finish the request."""
     chunk = _chunk(job)
-    chunk.epoch = job.readers_epoch
+    chunk.epoch = job.replay.readers_epoch
     chunk.queued.position = position
     chunk.queued.expected_wait_ms = expected_wait_s * 1000
     return chunk

@@ -52,7 +52,7 @@ class Readers:
         """Readers of a request that just came: its gateway has not reported it yet."""
         window_s = job.request.resume_window_s
         limit_s = max(window_s, unread_limit_s) if unread_limit_s else math.inf
-        patience_s = min(limit_s, max(window_s, _INHERITED_LIMIT_S)) if job.is_inherited else limit_s
+        patience_s = min(limit_s, max(window_s, _INHERITED_LIMIT_S)) if job.replay.is_inherited else limit_s
         return cls(window_s, limit_s, now, patience_s)
 
     @property

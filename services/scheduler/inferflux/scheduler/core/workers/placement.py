@@ -279,7 +279,7 @@ class Placement:
         """
         best: _Entry | None = None
         avoided: WorkerSlots | None = None
-        by_size = self._of(job.model).open
+        by_size, avoids = self._of(job.model).open, job.retries.avoids
         for size in by_size:
             if size in but or not fits_size(job, size):
                 continue
@@ -288,7 +288,7 @@ class Placement:
                 load, worker_id, worker = entry
                 if wanted > worker.free_cells:
                     break  # and those after it have more to hold
-                if worker_id == job.avoids:
+                if worker_id == avoids:
                     avoided = worker
                     continue
                 if best is None or (load + far, worker_id) < best[:2]:
@@ -318,7 +318,7 @@ class Placement:
         better: WorkerSlots | None = None
         for worker_id, cached in job.cached_on.items():
             worker = live.get(worker_id)
-            if worker is None or cached <= most or worker_id == job.avoids:
+            if worker is None or cached <= most or worker_id == job.retries.avoids:
                 continue
             rank = _cost(job, worker), worker_id
             if worker.admits(Start.NEW) and fits(job, worker) and rank < best:
@@ -329,7 +329,7 @@ class Placement:
         """A worker, if it could take the job now and nothing speaks against it."""
         place = self._sorted.get(worker_id)
         size = place.sizes.get(job.model) if place is not None else None
-        if place is None or place.entry is None or size is None or worker_id == job.avoids:
+        if place is None or place.entry is None or size is None or worker_id == job.retries.avoids:
             return None
         worker = place.entry[2]
         can_take = size not in but and fits_size(job, size)
