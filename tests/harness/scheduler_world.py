@@ -158,7 +158,7 @@ def still_held(world: World, requests: Iterable[scheduler_pb2.InferenceRequest])
         handles.append(weakref.ref(handle))
         world.core.on_job(request, handle, sequence, world.now)
         world.core.plan(world.now)
-        world.core.on_cancel(Attempt(key_of(request)), world.now)
+        world.core.cancels.on_cancel(Attempt(key_of(request)), world.now)
         del handle
     return sum(handle() is not None for handle in handles)
 
@@ -250,7 +250,7 @@ class World:
 
     def cancel(self, key: RequestKey, attempt_id: str = "") -> None:
         attempt = Attempt(key, attempt_id)
-        self.tell(lambda: self.core.on_cancel(attempt, self.now)[1])
+        self.tell(lambda: self.core.cancels.on_cancel(attempt, self.now)[1])
         self._tell_workers_cancel(attempt)
 
     def restart_scheduler(self) -> None:

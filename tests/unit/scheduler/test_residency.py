@@ -218,7 +218,7 @@ def test_a_model_that_is_loaded_and_takes_nothing_keeps_no_request_waiting() -> 
     world.add_host([SimModel("a")])
     world.ask("a")
     world.until_quiet(20)
-    world.core.drain("h--a", now=world.now)
+    world.core.commands.drain("h--a", now=world.now)
     key = world.ask("a")
     world.until_quiet(30)
     assert world.log[key][-1].failed.reason == "NO_WORKER"

@@ -16,7 +16,8 @@ from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.types.actions import Action, SendCommand
 from inferflux.scheduler.core.workers.drains import DrainProgress
 from inferflux.scheduler.core.workers.hosts import HostTable
-from inferflux.scheduler.operator.admin import Administration, FairnessStore, applied, merged
+from inferflux.scheduler.operator.admin import Administration
+from inferflux.scheduler.operator.fairness_store import FairnessStore, applied, merged
 from inferflux.scheduler.operator.host_admin import ModelAdministration
 from inferflux.v1 import host_pb2, model_pb2, scheduler_pb2, worker_pb2
 
@@ -35,6 +36,10 @@ class FakeCore:
         self.drains: list[tuple[str, bool, float | None, float]] = []
         self.hosts = HostTable()
         self.term = 7
+
+    @property
+    def commands(self) -> FakeCore:
+        return self
 
     def set_fairness(self, settings: FairnessSettings) -> None:
         self.fairness = settings

@@ -268,7 +268,7 @@ def test_a_chunk_that_ends_a_chat_has_the_format_of_its_answer(world: World) -> 
 def test_a_cancel_that_overtakes_its_job_still_cancels_it(world: World) -> None:
     worker = world.add_worker("w1")
     world.settle()
-    was_found, _ = world.core.on_cancel(Attempt(RequestKey("acme", "r1"), "a1"), world.now)
+    was_found, _ = world.core.cancels.on_cancel(Attempt(RequestKey("acme", "r1"), "a1"), world.now)
     assert was_found is False
     key = submit(world, "r1", attempt="a1")
     world.settle()
@@ -282,7 +282,7 @@ def test_a_cancel_while_the_batch_is_on_its_way_ends_the_request_once(world: Wor
     world.settle()
     key = submit(world, "r1", max_tokens=20)
     world.deliver()  # the job: the batch is under way, and the worker does not receive the notice
-    was_found, todo = world.core.on_cancel(Attempt(key), world.now)
+    was_found, todo = world.core.cancels.on_cancel(Attempt(key), world.now)
     assert (was_found, todo) == (True, [])
     world.settle()  # no heartbeat is needed: the worker is told when it has accepted
     assert world.read(key).outcome == "cancelled"
@@ -345,7 +345,7 @@ def test_a_worker_that_missed_a_cancel_notice_is_told_again(world: World) -> Non
     worker = world.add_worker("w1")
     key = submit(world, "r1", max_tokens=20)
     world.settle()
-    world.core.on_cancel(Attempt(key), world.now)
+    world.core.cancels.on_cancel(Attempt(key), world.now)
     worker.beat()
     world.settle()
     assert world.read(key).outcome == "cancelled"
@@ -408,7 +408,7 @@ def test_until_workers_have_reported_a_new_scheduler_ends_nothing_that_may_run(w
     world.limits = Limits(settle_s=1.2)
     world.restart_scheduler()
     world.settle()
-    world.do(world.core.on_cancel(Attempt(key), world.now)[1])  # the worker has not received it yet
+    world.do(world.core.cancels.on_cancel(Attempt(key), world.now)[1])  # the worker has not received it yet
     world.settle()
     assert not world.read(key).outcome
     worker.beat()

@@ -108,7 +108,9 @@ class Chaos(RuleBasedStateMachine):
     def drain(self, worker_id: str, undo: bool, hand_over: float | None) -> None:
         world = self.world
         if world.core.table.get(worker_id) is not None:
-            world.do(world.core.drain(worker_id, now=world.now, undo=undo, hand_over_after_s=hand_over))
+            world.do(
+                world.core.commands.drain(worker_id, now=world.now, undo=undo, hand_over_after_s=hand_over)
+            )
 
     @rule(preempt=st.booleans(), timeslice=st.sampled_from([0, 1, 5]))
     def change_fairness(self, preempt: bool, timeslice: int) -> None:

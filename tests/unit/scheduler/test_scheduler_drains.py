@@ -12,7 +12,7 @@ from inferflux.scheduler.core.types.jobs import JobState
 
 
 def drain(world: World, worker_id: str, **how: object) -> None:
-    world.do(world.core.drain(worker_id, now=world.now, **how))  # type: ignore[arg-type]
+    world.do(world.core.commands.drain(worker_id, now=world.now, **how))  # type: ignore[arg-type]
     world.settle()
 
 
@@ -24,7 +24,7 @@ def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() -> None:
     submit(world, "urgent", priority=9)
     drain(world, "w1")
     waiting = submit(world, "waiting", priority=3)
-    assert world.core.drain_progress("w1").residents == 2
+    assert world.core.commands.drain_progress("w1").residents == 2
     for _ in range(40):
         worker.step()
         worker.beat()
@@ -32,7 +32,7 @@ def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_new() -> None:
         world.pass_time(0.1)
     assert world.read(low).outcome == "length"
     assert state_of(world, waiting) is JobState.QUEUED
-    assert world.core.drain_progress("w1").is_drained
+    assert world.core.commands.drain_progress("w1").is_drained
     drain(world, "w1", undo=True)
     worker.beat()
     world.settle()
@@ -55,7 +55,7 @@ def test_what_a_draining_worker_does_not_finish_in_time_is_handed_over() -> None
     assert {low, urgent} <= new.residents.keys()
     old.beat()
     world.settle()
-    assert world.core.drain_progress("w1").is_drained
+    assert world.core.commands.drain_progress("w1").is_drained
     finish(world)
     assert world.core.jobs == {}
 
@@ -76,4 +76,4 @@ def test_a_worker_that_was_killed_while_it_drained_takes_requests_when_it_starts
 def test_only_a_worker_that_lives_can_be_drained() -> None:
     world = make_world()
     with pytest.raises(NotFound, match="worker_id: no worker w9"):
-        world.core.drain("w9", now=world.now)
+        world.core.commands.drain("w9", now=world.now)

@@ -23,7 +23,7 @@ def read(world: World, attempt: Attempt, seconds: int) -> list[Attempt]:
     """Have a gateway report a reader once a second; what is suspected to be lost meanwhile."""
     suspected = []
     for _ in range(seconds):
-        world.core.on_readers("g1", [attempt], world.now)
+        world.core.cancels.on_readers("g1", [attempt], world.now)
         world.now += 1.0
         todo = world.core.on_tick(world.now)
         suspected += [action.attempt for action in todo if isinstance(action, actions.EndLost)]
@@ -66,5 +66,5 @@ def test_while_jobs_of_an_earlier_scheduler_come_none_is_suspected(world: World)
 
 
 def test_a_scheduler_of_a_partition_suspects_none(world: World) -> None:
-    world.core._is_alone = False
+    world.core.cancels._is_alone = False
     assert read(world, LOST, 8) == []

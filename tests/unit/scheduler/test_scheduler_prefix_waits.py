@@ -237,7 +237,7 @@ def test_a_request_that_waits_can_be_cancelled() -> None:
     stage = Stage()
     stage.ask("waits", cached_on={"busy": 480})
     key = RequestKey("acme", "waits")
-    _, todo = stage.core.on_cancel(Attempt(key), stage.now)
+    _, todo = stage.core.cancels.on_cancel(Attempt(key), stage.now)
     stage.perform(todo)
     assert key not in stage.core.jobs
     stage.end("runs")

@@ -42,14 +42,14 @@ def pass_time(world: World, seconds: float, *, read_by: str = "") -> None:
         if i % 2 == 0:
             world.workers["w1"].beat()
             if read_by:
-                world.core.on_readers(read_by, [ATTEMPT], world.now)
+                world.core.cancels.on_readers(read_by, [ATTEMPT], world.now)
         world.settle()
         world.pass_time(0.5)
     world.settle()
 
 
 def leave(world: World, gateway: str, *, is_handed_over: bool = False) -> tuple[bool, bool]:
-    return world.core.on_reader_left(gateway, ATTEMPT, world.now, is_handed_over=is_handed_over)
+    return world.core.cancels.on_reader_left(gateway, ATTEMPT, world.now, is_handed_over=is_handed_over)
 
 
 def is_alive(world: World) -> bool:
@@ -68,7 +68,7 @@ def test_a_request_without_a_window_may_end_as_soon_as_its_reader_has_left(world
 def test_a_reader_that_leaves_ends_nothing_while_another_gateway_has_one(world: World) -> None:
     submit(world)
     pass_time(world, 2, read_by="g1")
-    assert world.core.on_reader_joined("g2", Attempt(KEY), world.now)
+    assert world.core.cancels.on_reader_joined("g2", Attempt(KEY), world.now)
     assert leave(world, "g1") == (True, False)
     pass_time(world, 3 * LIMIT_S, read_by="g2")
     assert is_alive(world)
@@ -92,7 +92,7 @@ def test_a_reader_that_comes_back_within_the_window_keeps_the_request(world: Wor
     submit(world, window_s=7)
     leave(world, "g1")
     pass_time(world, 6)
-    assert world.core.on_reader_joined("g2", Attempt(KEY), world.now)
+    assert world.core.cancels.on_reader_joined("g2", Attempt(KEY), world.now)
     pass_time(world, 60, read_by="g2")
     assert is_alive(world)
 
@@ -202,7 +202,7 @@ def test_a_notice_for_another_attempt_changes_nothing(world: World) -> None:
     submit(world, attempt="a2")
     world.cancel(KEY, "a1")
     assert leave(world, "g1") == (False, False)
-    assert world.core.on_reader_joined("g1", ATTEMPT, world.now) is None
+    assert world.core.cancels.on_reader_joined("g1", ATTEMPT, world.now) is None
     world.settle()
     assert is_alive(world)
     world.cancel(KEY, "a2")
@@ -243,10 +243,10 @@ def test_jobs_that_have_ended_do_not_stay_in_memory_until_their_windows_end() ->
 def test_gateways_that_come_and_go_leave_no_timers_behind(world: World) -> None:
     submit(world, window_s=50)
     for i in range(2000):
-        world.core.on_reader_joined(f"g{i}", ATTEMPT, world.now)
+        world.core.cancels.on_reader_joined(f"g{i}", ATTEMPT, world.now)
         leave(world, f"g{i}")
         world.now += 0.01
-    assert len(world.core._reader_watch._timers) < 100
+    assert len(world.core.cancels._reader_watch._timers) < 100
     assert len(world.core.jobs[KEY].readers.reported_s) == 0  # type: ignore[union-attr]
 
 
@@ -286,7 +286,7 @@ class Gateways:
         if gateway not in self.cut:
             self.reading.add(gateway)
             self.unsent.discard(gateway)
-            self.world.core.on_reader_joined(gateway, Attempt(KEY), self.world.now)
+            self.world.core.cancels.on_reader_joined(gateway, Attempt(KEY), self.world.now)
 
     def leave(self, gateway: str, *, is_handed_over: bool = False) -> None:
         if gateway in self.reading:
@@ -326,7 +326,7 @@ class Gateways:
         """Let a second pass."""
         readers = self.reading - self.cut
         for name in readers:
-            self.world.core.on_readers(name, [ATTEMPT], self.world.now)
+            self.world.core.cancels.on_readers(name, [ATTEMPT], self.world.now)
             self.last_s = self.world.now
         was_alive = is_alive(self.world)
         pass_time(self.world, 1.0)

@@ -143,11 +143,11 @@ def test_a_gateway_that_resumes_a_stream_finds_its_request_wherever_that_is() ->
     assert state_of(world, queued) is JobState.QUEUED
     assert queued not in worker.residents
     for key in (*resident, queued):
-        job = world.core.on_reader_joined("g2", Attempt(key), world.now)
+        job = world.core.cancels.on_reader_joined("g2", Attempt(key), world.now)
         assert job is not None
         assert job.key == key
     finish(world)
-    assert world.core.on_reader_joined("g2", Attempt(queued), world.now) is None
+    assert world.core.cancels.on_reader_joined("g2", Attempt(queued), world.now) is None
 
 
 def test_an_idle_worker_takes_requests_from_one_that_slices_them() -> None:

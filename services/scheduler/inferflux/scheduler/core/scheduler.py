@@ -6,45 +6,37 @@ waiting jobs their places.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from weakref import WeakKeyDictionary
+from collections.abc import Collection, Mapping
 
-from inferflux.common.contract.errors import InferFluxError, NotFound
-from inferflux.common.contract.partitions import UNKNOWN_WORKER, WHOLE, Partition
+from inferflux.common.contract.errors import InferFluxError
+from inferflux.common.contract.partitions import WHOLE, Partition
 from inferflux.v1 import generation_pb2, host_pb2, scheduler_pb2, worker_pb2
 
 from .lifecycle.arrivals import Arrivals
 from .lifecycle.batch_answers import BatchAnswers
+from .lifecycle.cancels import Cancels
 from .lifecycle.fairness import FairnessController, FairnessSettings
-from .lifecycle.lost_jobs import LostJobs
 from .lifecycle.planning import Planner
+from .lifecycle.positions import Positions
 from .lifecycle.queue import Queue
 from .lifecycle.residency import Residency
 from .lifecycle.state import SchedulerState
 from .lifecycle.unserved import UnservedModels
+from .lifecycle.worker_commands import WorkerCommands
 from .lifecycle.worker_reports import WorkerReports
 from .order.ledger import Ledger
-from .order.policies import PolicyName, make_policy
-from .order.policy import Policy
-from .order.running import Running
-from .order.shares import Floor, TenantShares
+from .order.policies import Orders, PolicyName
 from .types import actions, outcomes
 from .types.actions import Action
-from .types.announcements import Outlook
-from .types.facets import RequeueReason
-from .types.jobs import Attempt, Demand, Job, JobState, RequestKey
+from .types.jobs import Job, JobState, RequestKey
 from .types.limits import Limits
-from .types.memory import Recent
-from .types.readers import ReaderWatch
 from .types.replayed import ReplayedTokens
 from .types.timers import Timers
-from .workers.drains import DrainProgress, progress_of
 from .workers.hosts import HostTable
 from .workers.slot_table import SlotTable
 from .workers.slots import WorkerSlots
 
 _STALL_S = 1.0
-_CANCELS_REMEMBERED = 65_536
 # Jobs that have ended, among those that timers hold, before these are cleared of them.
 _ENDED_HELD = 64
 
@@ -77,29 +69,21 @@ class SchedulerCore:
         partition: Partition = WHOLE,
     ) -> None:
         self.policy = policy
-        weights = dict(tenant_weights or {})
         self.ledger = Ledger()
         controller = FairnessController(fairness or FairnessSettings())
-
-        floors: WeakKeyDictionary[Running, Floor] = WeakKeyDictionary()
-
-        def new_policy(running: Running) -> Policy:
-            return make_policy(
-                policy,
-                aging_s=aging_s,
-                shares=TenantShares(weights, self.ledger, floors.setdefault(running, Floor())),
-                running=running,
-                is_urgent=controller.is_urgent,
-            )
-
-        def new_running(model: str) -> Running:
-            return Running(
-                ordinary_share=ordinary_share if policy == "priority" else 0.0,
-                is_urgent=controller.is_urgent,
-                slots=lambda: self._state.placement.slots_of(model),
-            )
-
-        queue = Queue(new_policy, new_running, lambda model: self._state.placement.sizes(model))
+        orders = Orders(
+            policy,
+            aging_s=aging_s,
+            weights=tenant_weights or {},
+            ledger=self.ledger,
+            ordinary_share=ordinary_share,
+            is_urgent=controller.is_urgent,
+        )
+        queue = Queue(
+            orders.new_policy,
+            lambda model: orders.new_running(lambda: self._state.placement.slots_of(model)),
+            lambda model: self._state.placement.sizes(model),
+        )
         self._state = SchedulerState(limits, queue, controller, term=term)
         self.killer_images = self._state.killer_images
         self._planner = Planner(self._state, name=name)
@@ -113,12 +97,10 @@ class SchedulerCore:
         self._is_connected = True
         self._deadlines: Timers[Job] = Timers()
         self._holds: Timers[Job] = Timers()
-        self._lost_jobs = LostJobs(limits.unowned_grace_s)
-        # No other scheduler has models of its own.
-        self._is_alone = partition.is_whole
-        # When the notices came.
-        self._early_cancels: Recent[Attempt, float] = Recent(_CANCELS_REMEMBERED)
-        self._reader_watch = ReaderWatch(limits.unread_limit_s, now)
+        self.commands = WorkerCommands(self._state, self._reports.drains)
+        # No other scheduler has models of its own if this one has all.
+        self.cancels = Cancels(self._state, now=now, is_alone=partition.is_whole)
+        self._positions = Positions(self._state, self._residency, now=now)
 
     # What it knows
 
@@ -170,48 +152,6 @@ class SchedulerCore:
         """Dispatching may start as soon as all of these have sent a heartbeat; else after `settle_s`."""
         self._reports.expected = set(worker_ids) - self.table.workers.keys() if worker_ids else None
 
-    def drain(
-        self, worker_id: str, *, now: float, undo: bool = False, hand_over_after_s: float | None = None
-    ) -> list[Action]:
-        """Have a worker take nothing new, or take requests again.
-
-        Args:
-            hand_over_after_s: when what it still has goes to other workers; None lets it finish.
-
-        Raises:
-            NotFound: no such worker is alive.
-        """
-        worker = self._worker_named(worker_id)
-        drains = self._reports.drains
-        command = worker_pb2.WorkerCommand()
-        if undo:
-            drains.end(worker_id)
-            command.undrain.SetInParent()
-        else:
-            drains.begin(worker, None if hand_over_after_s is None else now + hand_over_after_s)
-            worker.set_state(scheduler_pb2.WORKER_STATE_DRAINING)
-            command.drain.SetInParent()
-        return [self._state.command(worker_id, command)]
-
-    def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand:
-        """The command that has a worker give cached prefixes up; its answer changes nothing here.
-
-        Raises:
-            NotFound: no such worker is alive.
-        """
-        self._worker_named(worker_id)
-        return worker_pb2.WorkerCommand(clear_cache=clear, term=self.term)
-
-    def drain_progress(self, worker_id: str) -> DrainProgress:
-        """Raises NotFound when no such worker is alive."""
-        return progress_of(self._worker_named(worker_id))
-
-    def _worker_named(self, worker_id: str) -> WorkerSlots:
-        worker = self.table.get(worker_id)
-        if worker is None:
-            raise NotFound(f"worker_id: no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
-        return worker
-
     # What happens to jobs
 
     def holders(self, model: str) -> Collection[WorkerSlots]:
@@ -246,18 +186,16 @@ class SchedulerCore:
             request, handle, sequence, now, cached_on or {}, is_inherited=is_inherited
         )
         self._state.add(job, now)
-        self._lost_jobs.forget(Attempt(key, job.attempt_id))
         spread = (job.arrival % 16 + 1) / 16  # jobs that come together are not held together for ever
         self._holds.add(now + self.limits.hold_interval_s * spread, job)
         if job.deadline_s is not None:
             self._deadlines.add(job.deadline_s, job)
-        self._reader_watch.begin(job, now)
+        self.cancels.begin(job, now)
         self._let_go_of_ended()
         adopted = self._reports.adopt(job, now)
         if adopted is not None:
             return adopted
-        if job.attempt_id and self._early_cancels.pop(Attempt(key, job.attempt_id)) is not None:
-            job.is_cancelled = True
+        if self.cancels.take_early(job):
             return self._state.finish(job, outcomes.cancelled(job, now))
         return self._state.enqueue(job, now) if job.replay.is_inherited else self._arrivals.admit(job, now)
 
@@ -266,58 +204,6 @@ class SchedulerCore:
         for timers in (self._deadlines, self._holds):
             if len(timers) > 2 * len(self.jobs) + _ENDED_HELD:
                 timers.keep(lambda job: job.state is not JobState.FINISHED)
-        self._reader_watch.let_go_of_ended(len(self.jobs))
-
-    def on_cancel(self, attempt: Attempt, now: float) -> tuple[bool, list[Action]]:
-        """A cancel notice, which workers receive as well. Returns whether the request is known, too."""
-        job = self._job_of(attempt)
-        if job is None:
-            if attempt.attempt_id:  # it may have overtaken its job
-                self._early_cancels.remember(attempt, now)
-            return False, []
-        return True, self._cancel(job, now)
-
-    def _cancel(self, job: Job, now: float) -> list[Action]:
-        """Have a job cancelled; workers are told elsewhere."""
-        job.is_cancelled = True
-        if job.state in (JobState.QUEUED, JobState.READING):
-            return self._state.finish(job, outcomes.cancelled(job, now))
-        return []
-
-    def _job_of(self, attempt: Attempt) -> Job | None:
-        job = self.jobs.get(attempt.key)
-        return job if job is not None and attempt.is_of(job) else None
-
-    # Who reads them
-
-    def on_readers(self, gateway_id: str, read: Iterable[Attempt], now: float) -> None:
-        """A gateway's heartbeat: it relays these requests to clients."""
-        for attempt in read:
-            if (job := self._job_of(attempt)) is not None:
-                self._reader_watch.report(job, gateway_id, now)
-            elif attempt.attempt_id and self.is_lost(attempt):
-                self._lost_jobs.report(attempt, now)
-
-    def is_lost(self, attempt: Attempt) -> bool:
-        """Return whether no job stands for it: none that has come, nor one that has ended lately, nor another
-        scheduler's."""
-        is_here = attempt.key in self.jobs or self._state.has_finished(attempt.key)
-        return self._is_alone and not is_here
-
-    def on_reader_joined(self, gateway_id: str, attempt: Attempt, now: float) -> Job | None:
-        """A stream was resumed at a gateway. Returns its job, None when it is not known."""
-        self.on_readers(gateway_id, [attempt], now)
-        return self._job_of(attempt)
-
-    def on_reader_left(
-        self, gateway_id: str, attempt: Attempt, now: float, *, is_handed_over: bool
-    ) -> tuple[bool, bool]:
-        """A gateway has no reader of a request any more. Returns whether the request is known, and whether it
-        may be cancelled at once; when its window has passed, `on_tick` cancels it."""
-        job = self._job_of(attempt)
-        if job is None:
-            return False, False
-        return True, self._reader_watch.leave(job, gateway_id, now, is_handed_over=is_handed_over)
 
     def on_replay(
         self,
@@ -416,80 +302,33 @@ class SchedulerCore:
         if now - self._ticked_s > _STALL_S:  # this process stood still, and received nothing
             self.table.reset_liveness(now)
             self.hosts.reset_liveness(now)
-            self._reader_watch.reset_liveness(self.jobs.values(), now)
+            self.cancels.reset_liveness(now)
         self._ticked_s = now
         out = self._state.settle() if self._may_settle(now) else []
         for job in self._deadlines.due(now):
             if job.state in (JobState.QUEUED, JobState.READING) and job.replay.terminal_event is None:
                 out += self._state.finish(job, outcomes.expired())
-        for job, outlook in self._state.announcements.due(now, self._outlook):
-            out.append(self._publish_queued(job, outlook))
+        out += self._positions.due(now)
         for job in self._holds.due(now):
             if job.state is not JobState.FINISHED:
                 if self._is_connected:
                     out.append(actions.Hold(job.handle))
                 self._holds.add(now + self.limits.hold_interval_s, job)
-        for worker_id in list(self._reports.drains.due(now)):
-            out += self._hand_over(worker_id, now)
+        out += self.commands.hand_over(now)
         if self._is_connected:
-            out += self._give_up(now)
-            out += self._cancel_unread(now)
-            out += self._end_lost(now)
+            out += self._reports.give_up_silent(now)
+            if self.is_settled:
+                out += self._unserved.end_overdue(now)
+            out += self.cancels.due(now)
             if self.is_settled:
                 out += self._residency.decide(now)
         self._state.replan_models(self._planner.due_models(now))
-        while (early := self._early_cancels.oldest()) and now - early[1] >= self.limits.early_cancel_s:
-            self._early_cancels.pop(early[0])
+        self.cancels.forget_early(now)
         return out
 
     def _may_settle(self, now: float) -> bool:
         has_waited = now - self._started_s >= self.limits.settle_s
         return not self.is_settled and (has_waited or self._reports.expected == set())
-
-    def _give_up(self, now: float) -> list[Action]:
-        """Workers that are silent, and models that no worker serves."""
-        out: list[Action] = []
-        limits = self.limits
-        for worker in self.table.silent(now, min(limits.probe_after_s, limits.worker_dead_s)):
-            if now - worker.last_seen_s > limits.worker_dead_s:
-                out += self._reports.forget(worker, RequeueReason.WORKER_DEAD, now)
-            elif not worker.was_probed:
-                worker.was_probed = True
-                out.append(actions.Probe(worker.worker_id, worker.incarnation))
-        if self.is_settled:
-            for job in self._unserved.overdue(now):
-                is_replaced = self._state.placement.is_served(job.model, Demand(job.demand.pools))
-                why = outcomes.replaced if is_replaced else outcomes.no_worker
-                out += self._state.finish(job, why(job, limits.no_worker_timeout_s))
-        return out
-
-    def _cancel_unread(self, now: float) -> list[Action]:
-        out: list[Action] = []
-        for job in self._reader_watch.due(now):
-            if job.is_cancelled or job.replay.terminal_event is not None:
-                continue
-            out.append(actions.CountUnread(job.key, job.handle))
-            if job.worker_id is not None:
-                out.append(actions.TellCancel(job.key, job.attempt_id))
-            out += self._cancel(job, now)
-        return out
-
-    def _end_lost(self, now: float) -> list[Action]:
-        if not self._state.has_inherited_all(now):
-            return []
-        return [actions.EndLost(attempt) for attempt in self._lost_jobs.due(now)]
-
-    def _hand_over(self, worker_id: str, now: float) -> list[Action]:
-        """The requests that a draining worker still has go to others."""
-        out: list[Action] = []
-        worker = self.table.get(worker_id)
-        if worker is None or not self._reports.drains.holds(worker):
-            return out
-        for key in list(worker.assignments):
-            job = self.jobs[key]
-            if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
-                out += self._state.requeue(job, RequeueReason.MOVED, now, must_drop=True)
-        return out
 
     def on_connection(self, is_connected: bool, now: float) -> None:
         """The bus went away or is back. Messages could not arrive meanwhile: no worker is blamed for that."""
@@ -497,7 +336,7 @@ class SchedulerCore:
         if is_connected:
             self.table.reset_liveness(now + self.limits.reconnect_grace_s)
             self.hosts.reset_liveness(now + self.limits.reconnect_grace_s)
-            self._reader_watch.reset_liveness(self.jobs.values(), now)
+            self.cancels.reset_liveness(now)
             self._state.replan_all()
 
     # Giving jobs their places
@@ -514,23 +353,4 @@ class SchedulerCore:
         out: list[Action] = []
         for model in sorted(self._state.take_unplanned()):  # in the same order in every process
             out += self._planner.plan_model(model, now)
-        for job in self._state.take_fresh():
-            if job.is_queued and job.wait.announced_epoch != job.epoch:
-                out.append(self._announce(job, now))
-        return out
-
-    def _announce(self, job: Job, now: float) -> Action:
-        job.wait.announce(job.epoch)
-        outlook = self._outlook(job)
-        self._state.announcements.tell(job, outlook, now)
-        return self._publish_queued(job, outlook)
-
-    def _outlook(self, job: Job) -> Outlook:
-        """Its place in the queue, and the wait from there, for its model to be loaded as well."""
-        outlook = self.queue.models[job.model].outlook(job)
-        load_s = self._residency.expected_load_s(job.model, self._ticked_s)
-        return Outlook(outlook.position, outlook.expected_wait_s + load_s) if load_s else outlook
-
-    def _publish_queued(self, job: Job, outlook: Outlook) -> Action:
-        chunk = outcomes.queued_chunk(job, outlook.position, outlook.expected_wait_s)
-        return actions.PublishChunk(job.key, chunk)
+        return out + self._positions.tell_new(now)

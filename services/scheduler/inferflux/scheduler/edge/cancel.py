@@ -31,7 +31,9 @@ async def serve_cancels(
             return
         attempt = Attempt(RequestKey(notice.tenant, notice.request_id), notice.attempt_id)
         try:
-            was_found, todo = guard.ask("a cancel notice", lambda core, now: core.on_cancel(attempt, now))
+            was_found, todo = guard.ask(
+                "a cancel notice", lambda core, now: core.cancels.on_cancel(attempt, now)
+            )
         except Unavailable:
             if partition.is_whole:  # otherwise another scheduler may have it, and this one is missed
                 raise

@@ -172,7 +172,7 @@ class Performer:
 
     async def _end_lost(self, attempt: Attempt) -> None:
         async with self._readers:
-            is_lost = partial(self._guard.ask, "a lost job", lambda core, _now: core.is_lost(attempt))
+            is_lost = partial(self._guard.ask, "a lost job", lambda core, _now: core.cancels.is_lost(attempt))
             if await end_lost(self._bus, attempt, self._has_all, is_lost):
                 self._metrics.lost.inc()
 

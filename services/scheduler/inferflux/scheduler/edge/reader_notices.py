@@ -49,9 +49,9 @@ def _tell(core: SchedulerCore, notice: scheduler_pb2.ReaderNotice, now: float) -
     reply = scheduler_pb2.ReaderReply()
     match notice.WhichOneof("notice"):
         case "now":
-            core.on_readers(notice.gateway_id, map(_attempt, notice.now.requests), now)
+            core.cancels.on_readers(notice.gateway_id, map(_attempt, notice.now.requests), now)
         case "joined":
-            job = core.on_reader_joined(notice.gateway_id, _attempt(notice.joined.request), now)
+            job = core.cancels.on_reader_joined(notice.gateway_id, _attempt(notice.joined.request), now)
             if job is not None:
                 reply.was_found = True
                 reply.attempt_id = job.attempt_id
@@ -60,7 +60,7 @@ def _tell(core: SchedulerCore, notice: scheduler_pb2.ReaderNotice, now: float) -
                 reply.has_answer_format = job.request.HasField("answer_format")
         case "left":
             attempt = _attempt(notice.left.request)
-            reply.was_found, reply.may_cancel = core.on_reader_left(
+            reply.was_found, reply.may_cancel = core.cancels.on_reader_left(
                 notice.gateway_id, attempt, now, is_handed_over=notice.left.is_handed_over
             )
     return reply

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.process import logs
-from inferflux.scheduler.operator.admin import Entry
+from inferflux.scheduler.operator.fairness_store import Entry
 
 # A leader that is killed takes what was served since with it.
 _INTERVAL_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Protocol, TypeVar
 
 from inferflux.common.bus import Bus, Message
@@ -19,7 +19,6 @@ from inferflux.common.contract.errors import (
     InvalidArgument,
     Unavailable,
 )
-from inferflux.common.contract.models.admin_limits import check_fairness
 from inferflux.common.contract.partitions import Partition
 from inferflux.common.process import logs
 from inferflux.common.process.tasks import Background
@@ -31,32 +30,34 @@ from inferflux.scheduler.core.workers.hosts import HostTable
 from inferflux.scheduler.edge.host_commands import command_host, command_store
 from inferflux.v1 import model_pb2, scheduler_pb2, worker_pb2
 
+from .fairness_store import FairnessStore, applied
 from .host_admin import ModelAdministration
 
 log = logs.get("scheduler.admin")
 
-_FAIRNESS_KEY = "fairness"
-_FIRST_VERSION = 1
-# What a change can set.
-_NAMES = tuple(field.name for field in fields(FairnessSettings) if field.name != "version")
 _T = TypeVar("_T")
 # Longest wait for a worker, whose engine answers within 4 s.
 _WORKER_LIMIT_S = 5.0
-# Leaders of other models may write the same change at the same time.
-_WRITE_ATTEMPTS = 5
 
 
-class SchedulerCore(Protocol):
-    """Interface of the scheduler's core that administration needs."""
+class WorkerCommands(Protocol):
+    """As `worker_commands.WorkerCommands`."""
 
-    @property
-    def fairness(self) -> FairnessSettings: ...
-    def set_fairness(self, settings: FairnessSettings) -> None: ...
     def drain(
         self, worker_id: str, *, now: float, undo: bool = ..., hand_over_after_s: float | None = ...
     ) -> list[Action]: ...
     def drain_progress(self, worker_id: str) -> DrainProgress: ...
     def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand: ...
+
+
+class AdministeredCore(Protocol):
+    """Interface of the scheduler's core that administration needs."""
+
+    @property
+    def fairness(self) -> FairnessSettings: ...
+    def set_fairness(self, settings: FairnessSettings) -> None: ...
+    @property
+    def commands(self) -> WorkerCommands: ...
     @property
     def hosts(self) -> HostTable: ...
     @property
@@ -77,107 +78,6 @@ class Guarded(Protocol):
     def __call__(self, what: str, work: Callable[[], _T], /) -> _T: ...
 
 
-class Entry(Protocol):
-    @property
-    def value(self) -> bytes: ...
-    @property
-    def revision(self) -> int: ...
-
-
-class Bucket(Protocol):
-    """As `key_value.KeyValueBucket`."""
-
-    async def get(self, key: str) -> Entry | None: ...
-    async def create(self, key: str, value: bytes) -> int | None: ...
-    async def update(self, key: str, value: bytes, *, revision: int) -> int | None: ...
-
-
-def applied(settings: FairnessSettings, change: scheduler_pb2.SetFairness) -> FairnessSettings:
-    """The settings with what the change sets (pure)."""
-    names = [name for name in _NAMES if change.HasField(name)]  # type: ignore[arg-type]
-    return replace(settings, version=version_of(change), **{name: getattr(change, name) for name in names})
-
-
-def merged(
-    earlier: scheduler_pb2.SetFairness, change: scheduler_pb2.SetFairness
-) -> scheduler_pb2.SetFairness:
-    """One change that does what both do, one after the other, with the version of the earlier one (pure)."""
-    both = scheduler_pb2.SetFairness()
-    if not change.reset:
-        both.CopyFrom(earlier)
-    both.MergeFrom(change)
-    both.ClearField("reset")
-    both.version = earlier.version
-    return both
-
-
-def version_of(changes: scheduler_pb2.SetFairness) -> int:
-    """The version of settings that were changed so (pure)."""
-    return max(_FIRST_VERSION, changes.version)
-
-
-def check_version(
-    kept: scheduler_pb2.SetFairness, change: scheduler_pb2.SetFairness, changes: scheduler_pb2.SetFairness
-) -> None:
-    """Check that a change which names a version may be made (pure).
-
-    Leaders of several models get one request. The first of them keeps it; the others find it kept already.
-
-    Args:
-        kept: all changes so far.
-        changes: the same with this one.
-
-    Raises:
-        Aborted: another change came first.
-    """
-    version = version_of(kept)
-    is_kept_already = changes == kept and change.version == version - 1
-    if change.version not in (0, version) and not is_kept_already:
-        message = f"the fairness settings were changed meanwhile, to version {version}: read them again"
-        raise Aborted(message, reason="VERSION_MISMATCH")
-
-
-class FairnessStore:
-    """Store of the changes that operators made to the fairness settings, merged into one."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-
-    async def load(self) -> scheduler_pb2.SetFairness:
-        """All changes that hold now, none set when there are none.
-
-        Raises:
-            Unavailable, DeadlineExceeded: JetStream does not answer.
-        """
-        entry = await self._bucket.get(_FAIRNESS_KEY)
-        return scheduler_pb2.SetFairness() if entry is None else _decode(entry.value)
-
-    async def add(self, change: scheduler_pb2.SetFairness) -> scheduler_pb2.SetFairness:
-        """Keep one more change; returns all that hold from now on.
-
-        Raises:
-            Aborted: it names a version, and another change came first.
-            Unavailable: it is not kept.
-            DeadlineExceeded: it may be kept or not.
-        """
-        for _attempt in range(_WRITE_ATTEMPTS):
-            entry = await self._bucket.get(_FAIRNESS_KEY)
-            kept = scheduler_pb2.SetFairness() if entry is None else _decode(entry.value)
-            changes = merged(kept, change)
-            check_version(kept, change, changes)
-            if changes == kept:
-                return kept
-            changes.version = version_of(kept) + 1
-            if await self._write(changes.SerializeToString(deterministic=True), entry) is not None:
-                return changes
-        raise Unavailable("the fairness settings are being changed by others all the time")
-
-    async def _write(self, value: bytes, over: Entry | None) -> int | None:
-        if over is None:
-            return await self._bucket.create(_FAIRNESS_KEY, value)
-        return await self._bucket.update(_FAIRNESS_KEY, value, revision=over.revision)
-
-
 class Administration:
     """Does what operators ask for, one after the other.
 
@@ -192,7 +92,7 @@ class Administration:
 
     def __init__(
         self,
-        core: SchedulerCore,
+        core: AdministeredCore,
         store: FairnessStore,
         do: Callable[[list[Action]], None],
         clock: Callable[[], float],
@@ -272,7 +172,7 @@ class Administration:
         self, request: scheduler_pb2.ClearWorkerCache
     ) -> scheduler_pb2.SchedulerAdminReply:
         worker_id = request.worker_id
-        command = self._core.clear_cache(worker_id, request.clear)
+        command = self._core.commands.clear_cache(worker_id, request.clear)
         log.info("a worker's cache is cleared", worker_id=worker_id, cache_scope=request.clear.cache_scope)
         cleared = await self._ask_worker(worker_id, command)
         cleared.worker_id = worker_id
@@ -317,7 +217,9 @@ class Administration:
         worker_id, now = request.worker_id, self._clock()
         todo = self._guarded(
             "a drain",
-            lambda: self._core.drain(worker_id, undo=request.undo, hand_over_after_s=after_s, now=now),
+            lambda: self._core.commands.drain(
+                worker_id, undo=request.undo, hand_over_after_s=after_s, now=now
+            ),
         )
         self._do(todo)
         log.info(
@@ -330,7 +232,7 @@ class Administration:
         return scheduler_pb2.SchedulerAdminReply(fairness=self._core.fairness.to_message())
 
     def _progress(self, worker_id: str) -> scheduler_pb2.SchedulerAdminReply:
-        progress = self._core.drain_progress(worker_id)
+        progress = self._core.commands.drain_progress(worker_id)
         message = scheduler_pb2.DrainProgress(
             residents=progress.residents, is_drained=progress.is_drained, state=progress.state
         )
@@ -339,7 +241,7 @@ class Administration:
 
 async def serve_admin(
     bus: Bus,
-    core: SchedulerCore,
+    core: AdministeredCore,
     do: Callable[[list[Action]], None],
     clock: Callable[[], float],
     *,
@@ -436,17 +338,6 @@ async def _ask_worker(
     except DeadlineExceeded:
         message = f"it did not answer in {_WORKER_LIMIT_S:g} s; it may have acted all the same"
         raise Unavailable(message, reason="OUTCOME_UNKNOWN") from None
-
-
-def _decode(value: bytes) -> scheduler_pb2.SetFairness:
-    try:
-        kept = checks.decode(scheduler_pb2.SetFairness, value)
-        if kept != scheduler_pb2.SetFairness(version=kept.version):
-            check_fairness(kept)
-        return kept
-    except InvalidArgument:
-        log.error("the fairness settings that were kept cannot be read and count as none", size=len(value))
-        return scheduler_pb2.SetFairness()
 
 
 def _refused(error: InferFluxError) -> scheduler_pb2.SchedulerAdminReply:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from inferflux.scheduler.core.types import outcomes
+from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.core.types.jobs import Demand, Job
 
 from .queue import ModelQueue
@@ -28,8 +30,16 @@ class UnservedModels:
         self._since_s: dict[_Wanted, float] = {}
         self._look_again_s: dict[_Wanted, float] = {}
 
-    def overdue(self, now: float) -> Iterator[Job]:
-        """Requests that have waited for a worker for too long: they are to be ended."""
+    def end_overdue(self, now: float) -> list[Action]:
+        """End the requests that have waited for a worker for too long."""
+        out: list[Action] = []
+        for job in self._overdue(now):
+            is_replaced = self._state.placement.is_served(job.model, Demand(job.demand.pools))
+            why = outcomes.replaced if is_replaced else outcomes.no_worker
+            out += self._state.finish(job, why(job, self._state.limits.no_worker_timeout_s))
+        return out
+
+    def _overdue(self, now: float) -> Iterator[Job]:
         queues, is_served = self._state.queue, self._state.placement.is_served
         wanted: set[_Wanted] = set()
         for model, queue in queues.models.items():

@@ -292,6 +292,18 @@ class WorkerReports:
             out += self._state.requeue(job, reason, now, blame=blame)
         return out
 
+    def give_up_silent(self, now: float) -> list[Action]:
+        """Probe the workers that are silent, and forget those that have been for too long."""
+        out: list[Action] = []
+        limits = self._state.limits
+        for worker in self._state.table.silent(now, min(limits.probe_after_s, limits.worker_dead_s)):
+            if now - worker.last_seen_s > limits.worker_dead_s:
+                out += self.forget(worker, RequeueReason.WORKER_DEAD, now)
+            elif not worker.was_probed:
+                worker.was_probed = True
+                out.append(actions.Probe(worker.worker_id, worker.incarnation))
+        return out
+
     def _remember_gone(self, worker_id: str, incarnation: str, now: float) -> None:
         self._gone.remember((worker_id, incarnation), now)
 

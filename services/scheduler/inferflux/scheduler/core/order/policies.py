@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from inferflux.scheduler.core.types.jobs import Job
 from inferflux.scheduler.core.types.ranking import Ranking
 
+from .ledger import Ledger
 from .policy import Policy
 from .running import Running
-from .shares import TenantShares
+from .shares import Floor, TenantShares
 from .sharing import SharedPriority
 from .urgent import UrgentFirst
 
@@ -221,3 +223,47 @@ def make_policy(
             return Sjf(aging_s)
         case "fair":
             return Fair(aging_s, TenantShares() if shares is None else shares)
+
+
+class Orders:
+    """Makes the orders of all models' queues, by one policy.
+
+    Args:
+        aging_s: seconds of waiting that are worth one level of priority.
+        weights: shares of tenants under `fair`; 1 for one that is not in it.
+        ledger: the service that each tenant has had.
+        ordinary_share: of a model's slots, guaranteed to requests that are not urgent, under `priority`.
+        is_urgent: whether a request goes before all that are not, under `priority`.
+    """
+
+    def __init__(
+        self,
+        name: PolicyName,
+        *,
+        aging_s: float,
+        weights: Mapping[str, float],
+        ledger: Ledger,
+        ordinary_share: float,
+        is_urgent: Callable[[Job], bool],
+    ) -> None:
+        self._name: PolicyName = name
+        self._aging_s = aging_s
+        self._weights = dict(weights)
+        self._ledger = ledger
+        self._ordinary_share = ordinary_share if name == "priority" else 0.0
+        self._is_urgent = is_urgent
+        self._floors: WeakKeyDictionary[Running, Floor] = WeakKeyDictionary()
+
+    def new_policy(self, running: Running) -> Policy:
+        """An empty order for a lane of the queue whose model has these running."""
+        return make_policy(
+            self._name,
+            aging_s=self._aging_s,
+            shares=TenantShares(self._weights, self._ledger, self._floors.setdefault(running, Floor())),
+            running=running,
+            is_urgent=self._is_urgent,
+        )
+
+    def new_running(self, slots: Callable[[], int]) -> Running:
+        """Count of what runs of a model that has so many slots: of nothing yet."""
+        return Running(ordinary_share=self._ordinary_share, is_urgent=self._is_urgent, slots=slots)

@@ -1,0 +1,75 @@
+"""Commands of operators to workers, and the actions that follow from them (pure)."""
+
+from __future__ import annotations
+
+from inferflux.common.contract.errors import NotFound
+from inferflux.common.contract.partitions import UNKNOWN_WORKER
+from inferflux.scheduler.core.types.actions import Action
+from inferflux.scheduler.core.types.facets import RequeueReason
+from inferflux.scheduler.core.types.jobs import JobState
+from inferflux.scheduler.core.workers.drains import DrainProgress, Drains, progress_of
+from inferflux.scheduler.core.workers.slots import WorkerSlots
+from inferflux.v1 import scheduler_pb2, worker_pb2
+
+from .state import SchedulerState
+
+
+class WorkerCommands:
+    """Drains workers, and has them clear their caches."""
+
+    def __init__(self, state: SchedulerState, drains: Drains) -> None:
+        self._state = state
+        self._drains = drains
+
+    def drain(
+        self, worker_id: str, *, now: float, undo: bool = False, hand_over_after_s: float | None = None
+    ) -> list[Action]:
+        """Have a worker take nothing new, or take requests again.
+
+        Args:
+            hand_over_after_s: when what it still has goes to other workers; None lets it finish.
+
+        Raises:
+            NotFound: no such worker is alive.
+        """
+        worker = self._worker_named(worker_id)
+        command = worker_pb2.WorkerCommand()
+        if undo:
+            self._drains.end(worker_id)
+            command.undrain.SetInParent()
+        else:
+            self._drains.begin(worker, None if hand_over_after_s is None else now + hand_over_after_s)
+            worker.set_state(scheduler_pb2.WORKER_STATE_DRAINING)
+            command.drain.SetInParent()
+        return [self._state.command(worker_id, command)]
+
+    def drain_progress(self, worker_id: str) -> DrainProgress:
+        """Raises NotFound when no such worker is alive."""
+        return progress_of(self._worker_named(worker_id))
+
+    def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand:
+        """The command that has a worker give cached prefixes up; its answer changes nothing here.
+
+        Raises:
+            NotFound: no such worker is alive.
+        """
+        self._worker_named(worker_id)
+        return worker_pb2.WorkerCommand(clear_cache=clear, term=self._state.term)
+
+    def _worker_named(self, worker_id: str) -> WorkerSlots:
+        worker = self._state.table.get(worker_id)
+        if worker is None:
+            raise NotFound(f"worker_id: no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
+        return worker
+
+    def hand_over(self, now: float) -> list[Action]:
+        """The requests that a worker still has when its drain is due go to others."""
+        out: list[Action] = []
+        for worker_id in list(self._drains.due(now)):
+            worker = self._state.table.get(worker_id)
+            if worker is None or not self._drains.holds(worker):
+                continue
+            for job in [self._state.jobs[key] for key in worker.assignments]:
+                if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
+                    out += self._state.requeue(job, RequeueReason.MOVED, now, must_drop=True)
+        return out
