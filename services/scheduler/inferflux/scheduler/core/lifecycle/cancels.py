@@ -1,4 +1,4 @@
-"""Cancels: by notices, and of requests that nobody reads or whose job is lost (pure)."""
+"""Cancels: by notices, of requests without readers, and of those whose job is lost (pure)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Cancels:
         self._reader_watch.reset_liveness(self._state.jobs.values(), now)
 
     def due(self, now: float) -> list[Action]:
-        """Cancel what nobody reads, and end the requests whose jobs are lost."""
+        """Cancel what has no reader, and end the requests whose jobs are lost."""
         out: list[Action] = []
         for job in self._reader_watch.due(now):
             if job.is_cancelled or job.replay.terminal_event is not None:
