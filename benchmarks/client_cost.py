@@ -32,7 +32,7 @@ from benchmarks.load import Target, closed_loop, sender
 from benchmarks.prompts import Prompts
 from benchmarks.sse_target import SseTarget
 from benchmarks.trace import totals
-from inferflux.common.servers.servers import LOOPBACK
+from inferflux.cli.stack.servers import LOOPBACK
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 _ROOT = Path(__file__).resolve().parents[1]

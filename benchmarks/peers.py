@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from inferflux.common.servers.servers import LOOPBACK, dying_with_parent, free_port
+from inferflux.cli.stack.servers import LOOPBACK, dying_with_parent, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 _ENVIRONMENT = ROOT / ".venv-peers"

@@ -16,10 +16,10 @@ from harness import hangs, profiles, starting
 from harness.distribution import CrashproofFiles
 from harness.durations import DurationsByFile
 from harness.order import PROCESS_LEVELS, interleaved, level_of
+from harness.servers import ServerProcess
 from xdist.remote import Producer
 
 from inferflux.common.bus import Bus
-from inferflux.common.servers.servers import ServerProcess
 from tools.house import report
 
 profiles.register()

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from harness.host import HostProcess
+from harness.servers import ServerProcess
 from harness.worker import batch_item, token_ids
 
 from inferflux.common.bus import Bus
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import model_pb2
 
 _ENDED = (model_pb2.MODEL_STATE_READY, model_pb2.MODEL_STATE_FAILED)

@@ -18,7 +18,7 @@ from harness.deploy import ROOT
 from compose.engine import Compose
 from compose.load import Answers, undisturbed
 from compose.notes import Notes
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 
 # tools/containers/run.sh says that an engine is there. Without it there is nothing to collect.
 IS_ENGINE_READY = "INFERFLUX_CONTAINERS_READY" in os.environ

@@ -19,6 +19,7 @@ from inferflux.cli.reach import client as cli
 from inferflux.cli.reach.errors import in_words
 from inferflux.cli.reach.target import Target
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.stack.servers import free_port
 from inferflux.client import (
     AsyncClient,
     Client,
@@ -29,7 +30,6 @@ from inferflux.client import (
     Unavailable,
 )
 from inferflux.client.token_reader import TokenReader
-from inferflux.common.servers.servers import free_port
 from inferflux.v1 import cluster_pb2, generation_pb2
 
 pytestmark = pytest.mark.e2e

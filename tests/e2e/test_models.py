@@ -24,8 +24,8 @@ from harness.worker import DEMO_MODEL
 from inferflux.cli.reach import client as cli
 from inferflux.cli.reach.target import Target
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.contract.errors import from_rpc
-from inferflux.common.servers.servers import free_port
 from inferflux.v1 import inference_pb2, model_pb2, tokens_pb2
 from tools.random_adapter import write_adapter
 

@@ -17,6 +17,7 @@ from inferflux.cli.reach.state_dir import StateDir
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.cli.stack.cert_files import files_of
 from inferflux.cli.stack.certificates import write_certificates
+from inferflux.cli.stack.servers import LOOPBACK, free_port
 from inferflux.client import AsyncClient, InferFluxError, Tls
 from inferflux.client.token_reader import TokenReader
 from inferflux.common.bus import Bus
@@ -25,7 +26,6 @@ from inferflux.common.calls.grpc_tls import channel_credentials
 from inferflux.common.contract.errors import Unavailable
 from inferflux.common.process.tls import ClientTls, TlsFiles
 from inferflux.common.servers import redis_users
-from inferflux.common.servers.servers import LOOPBACK, free_port
 
 pytestmark = pytest.mark.e2e
 MODEL = "inferflux-demo"

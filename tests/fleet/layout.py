@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.servers import nats_member, sentinel_command, watched_command
+
 from inferflux.cli.stack.options import find_model
 from inferflux.cli.stack.plan import ProcessSpec
+from inferflux.cli.stack.servers import nats_command
 from inferflux.common.process.private_files import write_private
 from inferflux.common.servers import nats_users, redis_users
-from inferflux.common.servers.servers import NatsMember, nats_command, sentinel_command, valkey_command
-from inferflux.common.servers.watched_servers import SERVICE, Watched
+from inferflux.common.servers.fleet_files import SERVICE, Watched
 
 from .network import Host
 
@@ -130,17 +132,16 @@ class Layout:
             host=host.address,
             monitor_port=MONITOR_PORT,
             users_file=users_file,
-            member=NatsMember(name, ROUTE_PORT, others, self.secrets.routes),
         )
+        place = f"{host.address}:{ROUTE_PORT}"
+        command = nats_member(command, name, place, others, self.secrets.routes)
         return self._spec(name, name, "nats", command, {}, NATS_PORT, data_dir=store)
 
     def _sentinel(self, name: str) -> ProcessSpec:
         directory, host = self._folder / name / "sentinel", self._hosts[name].address
         command = sentinel_command(SENTINEL_PORT, directory, self._watched, host=host)
-        password = self.secrets.of_sentinels
-        return self._spec(
-            name, f"sentinel of {name}", "sentinel", command, {}, SENTINEL_PORT, password=password
-        )
+        login = self.secrets.of_sentinels
+        return self._spec(name, f"sentinel of {name}", "valkey", command, {}, SENTINEL_PORT, login=login)
 
     @property
     def _watched(self) -> Watched:
@@ -155,15 +156,15 @@ class Layout:
 
     def _redis(self, name: str) -> ProcessSpec:
         passwords = self.secrets.passwords
-        command = valkey_command(
+        command = watched_command(
             REDIS_PORT,
             self._folder / name / "data",
+            self._watched,
             host=self._hosts[name].address,
             users=redis_users.acl(passwords),
-            watched=self._watched,
         )
-        health = passwords[redis_users.HEALTH]
-        return self._spec(name, name, "valkey", command, {}, REDIS_PORT, password=health)
+        login = f"{redis_users.HEALTH} {passwords[redis_users.HEALTH]}"
+        return self._spec(name, name, "valkey", command, {}, REDIS_PORT, login=login)
 
     def _policy(self, name: str) -> ProcessSpec:
         env = {
@@ -209,7 +210,7 @@ class Layout:
         port: int,
         *,
         data_dir: Path | None = None,
-        password: str = "",
+        login: str = "",
     ) -> ProcessSpec:
         return ProcessSpec(
             name=name,
@@ -218,6 +219,6 @@ class Layout:
             env=env,
             port=port,
             data_dir=data_dir,
-            password=password,
+            login=login,
             host=self._hosts[host].address,
         )

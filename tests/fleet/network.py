@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from inferflux.common.servers.servers import dying_with_parent
+from inferflux.cli.stack.servers import dying_with_parent
 
 from . import namespaces
 from .wire import Quality

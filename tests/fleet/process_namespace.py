@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from inferflux.common.servers.servers import dying_with_parent
+from inferflux.cli.stack.servers import dying_with_parent
 
 _INSIDE = "FLEET_PROCESS_NAMESPACE"
 # A run has a few descriptors for each host and each client.

@@ -13,7 +13,7 @@ from harness.client import Client
 from harness.starting import start
 
 from inferflux.cli.stack import Stack
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 from inferflux.v1 import cluster_pb2, model_pb2
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc.aio
 from harness.client import Client
@@ -19,16 +19,9 @@ _MEND_LIMIT_S = 60.0
 class BreakableStack:
     """Its processes stay dead until the next test. Use as an async context manager."""
 
-    def __init__(
-        self, *, workers: int = 2, schedulers: int = 1, slots: int = 8, nats_servers: int = 1
-    ) -> None:
+    def __init__(self, *, workers: int = 2, schedulers: int = 1, slots: int = 8, **more: Any) -> None:
         self._options = StackOptions(
-            workers=workers,
-            schedulers=schedulers,
-            slots=slots,
-            nats_servers=nats_servers,
-            threads=1,
-            restarts=False,
+            workers=workers, schedulers=schedulers, slots=slots, threads=1, restarts=False, **more
         )
         self._stack: Stack | None = None
 

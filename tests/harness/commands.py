@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inferflux.cli.stack.servers import dying_with_parent
 from inferflux.common.process.child.children import wait_for_end
-from inferflux.common.servers.servers import dying_with_parent
 
 _TAIL_LINES = 40
 

@@ -23,11 +23,11 @@ from harness.audit import AUDIT_KEY, lines_in
 from harness.policy import SERVICE_KEY
 from harness.starting import start
 
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.bus import Bus, Job, JobConsumer, Message, Subscription
 from inferflux.common.calls import grpc_client
 from inferflux.common.contract import errors, subjects
 from inferflux.common.contract.requests.stream_limits import StreamLimits
-from inferflux.common.servers.servers import free_port
 from inferflux.v1 import (
     admin_pb2_grpc,
     cluster_pb2_grpc,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from harness.deploy import ROOT, Stage, read_compose, read_dockerfile
 
-from inferflux.common.servers.servers import dying_with_parent, free_port, nats_command, valkey_command
+from inferflux.cli.stack.servers import dying_with_parent, free_port, nats_command, valkey_command
 
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
 

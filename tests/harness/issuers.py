@@ -18,7 +18,7 @@ from typing import Any
 from harness.oidc_keys import SigningKey, claims_of
 from harness.policy import until
 
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 
 LOOPBACK = "127.0.0.0/8"
 

@@ -7,18 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from harness.servers import ServerProcess, nats_member
+
+from inferflux.cli.stack.servers import LOOPBACK, free_port, nats_command
 from inferflux.common.bus import Bus
 from inferflux.common.process.private_files import write_private
 from inferflux.common.servers import nats_users
 from inferflux.common.servers.nats_users import NatsUser
-from inferflux.common.servers.servers import (
-    LOOPBACK,
-    NatsMember,
-    ServerProcess,
-    free_port,
-    nats_command,
-    nats_members,
-)
 
 SERVERS = 3
 
@@ -35,14 +30,14 @@ class NatsCluster:
         users_file = directory / "users.conf" if users else None
         if users_file is not None:
             write_private(users_file, nats_users.users_config(users, self._passwords))
-        members = nats_members([f"nats-{index}" for index in range(SERVERS)], "between-servers")
-        self.servers = [self._server(directory / member.name, member, users_file) for member in members]
-
-    @staticmethod
-    def _server(store: Path, member: NatsMember, users_file: Path | None) -> ServerProcess:
-        port = free_port()
-        command = nats_command(port, store, users_file=users_file, member=member)
-        return ServerProcess(command, port=port, name="nats-server", log_path=store / "nats-server.log")
+        places = [f"{LOOPBACK}:{free_port()}" for _ in range(SERVERS)]
+        self.servers = []
+        for index, place in enumerate(places):
+            port, store = free_port(), directory / f"nats-{index}"
+            alone = nats_command(port, store, users_file=users_file)
+            command = nats_member(alone, f"nats-{index}", place, places, "between-servers")
+            log = store / "nats-server.log"
+            self.servers.append(ServerProcess(command, port=port, name="nats-server", log_path=log))
 
     def __enter__(self) -> Self:
         return self

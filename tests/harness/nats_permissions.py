@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import nats
+from harness.servers import ServerProcess
 
+from inferflux.cli.stack.servers import LOOPBACK, free_port, nats_command
 from inferflux.common.contract import subjects
 from inferflux.common.process.private_files import write_private
 from inferflux.common.servers import nats_users
 from inferflux.common.servers.nats_users import NatsUser
-from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port, nats_command
 
 
 class GuardedNats:

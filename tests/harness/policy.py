@@ -19,8 +19,8 @@ import pytest
 from harness.audit import AUDIT_KEY
 from harness.starting import start
 
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.calls import grpc_client
-from inferflux.common.servers.servers import free_port
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 SERVICE_KEY = "a-service-key-of-tests"

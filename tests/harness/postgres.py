@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 
 _PACKAGED = "/usr/lib/postgresql/*/bin"
 _START_S = 60.0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 from inferflux.worker.engine.llama.rpc_servers import RpcServerError, check_server
 
 _WAIT_S = 30.0

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.scripted_worker import MODEL, ScriptedWorker
+from harness.servers import ServerProcess
 from harness.starting import start
 
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.bus import Bus
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InferFluxError
-from inferflux.common.servers.servers import ServerProcess, free_port
 from inferflux.scheduler.core.types.replayed import ReplayedTokens, assemble
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2
 

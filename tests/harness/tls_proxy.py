@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from inferflux.cli.stack.servers import LOOPBACK
 from inferflux.common.process.tls import ServerTls, TlsFiles
-from inferflux.common.servers.servers import LOOPBACK
 
 
 class TlsProxy:

@@ -19,7 +19,7 @@ from .ask.answer import Answer
 from .ask.chat import ChatSession, one_shot
 from .ask.devices import devices, plan, rpc_server
 from .ask.embed import embed, rerank
-from .ask.flags import GenerationFlags, with_flag_groups
+from .ask.flags import GenerationFlags
 from .ask.models import models
 from .ask.store import pull
 from .ask.stream import show
@@ -36,15 +36,13 @@ from .reach.command import (
     state_path,
     with_client,
 )
+from .reach.flag_groups import with_flag_groups
 from .show.tables import cache_view, status_view
+from .up_flags import UpCommand, UpFlags
 
-_WATCHED_SERVERS = 3
 _WATCH_INTERVAL_S = 1.0
 # Of workers, and of hosts: what `status` shows without --all.
 _ROWS = 50
-
-# Groups of the options of `up`.
-_PORTS, _PROCESSES, _ENGINE = "Ports", "Processes", "Each worker's engine"
 
 app = typer.Typer(
     name="inferctl",
@@ -95,217 +93,14 @@ ModelPath = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what every process logs.")]
 
 
-@app.command(rich_help_panel=_START)
-def up(
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="NAME|FILE|SOURCE",
-            help="smollm2 (the default: 93 MB are fetched, once), demo (3 MB, is here), gemma3; a GGUF "
-            "file; a model that was pulled; or hf:owner/repo[:quantization], https://..., ollama:name.",
-        ),
-    ] = "",
-    model_name: Annotated[str, typer.Option(help="Name clients use; the file's name by default.")] = "",
-    gateway_port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, help="Where clients call; 0 takes any free port.", rich_help_panel=_PORTS
-        ),
-    ] = 50051,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="The same over HTTP; by default 8080, or any free port where that is taken.",
-            rich_help_panel=_PORTS,
-        ),
-    ] = None,
-    policy_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Policy's; 0 as above.", rich_help_panel=_PORTS)
-    ] = 50052,
-    nats_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="nats-server's; 0 as above.", rich_help_panel=_PORTS)
-    ] = 4222,
-    redis_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="valkey-server's; 0 as above.", rich_help_panel=_PORTS)
-    ] = 6379,
-    free_ports: Annotated[
-        bool,
-        typer.Option(
-            "--free-ports",
-            help="Take free ports for all of these, whatever they say.",
-            rich_help_panel=_PORTS,
-        ),
-    ] = False,
-    nats: Annotated[
-        int,
-        typer.Option(
-            "--nats",
-            help="Servers of NATS: 1, or 3 or 5, of which 1 or 2 may be lost.",
-            rich_help_panel=_PROCESSES,
-        ),
-    ] = 1,
-    redis: Annotated[
-        int,
-        typer.Option(
-            "--redis",
-            help="Servers of Redis: 1, or 6: a cluster whose three primaries each have a replica.",
-            rich_help_panel=_PROCESSES,
-        ),
-    ] = 1,
-    sentinel: Annotated[
-        bool,
-        typer.Option(
-            "--sentinel",
-            help="Redis as a primary, two replicas, of which one takes over, and three sentinels.",
-            rich_help_panel=_PROCESSES,
-        ),
-    ] = False,
-    policies: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=16,
-            help="Policy processes; all but the first take free ports.",
-            rich_help_panel=_PROCESSES,
-        ),
-    ] = 1,
-    workers: Annotated[
-        int,
-        typer.Option(min=1, max=64, help="Workers, each with the whole model.", rich_help_panel=_PROCESSES),
-    ] = 1,
-    schedulers: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=16,
-            help="Schedulers: one leads, the others take over when it dies.",
-            rich_help_panel=_PROCESSES,
-        ),
-    ] = 1,
-    partitions: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=64,
-            help="Parts of the models that schedulers lead; they divide them.",
-            rich_help_panel=_PROCESSES,
-        ),
-    ] = 1,
-    gateways: Annotated[
-        int,
-        typer.Option(
-            min=1, max=16, help="Gateways; all but the first take free ports.", rich_help_panel=_PROCESSES
-        ),
-    ] = 1,
-    zones: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,NAME",
-            help="Zones that gateways, and workers, are dealt out to in turn. Else $INFERFLUX_ZONE for all.",
-            rich_help_panel=_PROCESSES,
-        ),
-    ] = "",
-    slots: Annotated[
-        int, typer.Option(min=0, help="Requests at once per worker; 0: its default.", rich_help_panel=_ENGINE)
-    ] = 0,
-    threads: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="CPU threads per worker; 0: the cores divided by the workers.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = 0,
-    kv_cells: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Tokens each worker's KV cache holds; 0: fits the slots.", rich_help_panel=_ENGINE
-        ),
-    ] = 0,
-    drain_limit: Annotated[
-        float,
-        typer.Option(
-            min=0, envvar="INFERFLUX_DRAIN_LIMIT_S", help="Seconds that running requests get at the end."
-        ),
-    ] = 30.0,
-    tls: Annotated[
-        bool,
-        typer.Option("--tls", help="Encrypt connections, with certificates made for this stack."),
-    ] = False,
-    state_dir: StateDirectory = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="FILE",
-            help="YAML: further models that the workers know. Else $INFERFLUX_CONFIG.",
-        ),
-    ] = None,
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="A chat template in place of the model's own.",
-        ),
-    ] = None,
-    verbose: Verbose = False,
-) -> None:
+@app.command(cls=UpCommand, rich_help_panel=_START)
+@with_flag_groups
+def up(*, flags: UpFlags, verbose: Verbose = False) -> None:
     """Serve a model on this machine until Ctrl-C."""
-    from .stack import CHAT_TEMPLATE, DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
     from .stack.foreground import in_foreground
-    from .up import chosen_model, null_workers_of, serve, zones_of
+    from .up import serve
 
-    if nats not in (1, 3, 5):
-        raise typer.BadParameter("1, 3 or 5: two servers lose one no better than one", param_hint="--nats")
-    if redis not in (1, 6):
-        raise typer.BadParameter("1, or 6: three primaries, each with a replica", param_hint="--redis")
-    if sentinel and redis > 1:
-        raise typer.BadParameter("not with --redis: a cluster has its own failover", param_hint="--sentinel")
-    if tls and policies > 1:
-        raise typer.BadParameter("1 with --tls: gateways check its name", param_hint="--policies")
-    null_workers = null_workers_of(os.environ)
-    chosen = chosen_model(model, state_path(state_dir), needs_answers=not null_workers)
-    options = StackOptions(
-        model=chosen.path,
-        model_name=model_name or chosen.name,
-        redis_servers=_WATCHED_SERVERS if sentinel else redis,
-        has_sentinels=sentinel,
-        policies=policies,
-        zones=zones_of(zones),
-        nats_servers=nats,
-        state_dir=state_path(state_dir),
-        gateway_port=0 if free_ports else gateway_port,
-        http_port=0 if free_ports else http_port,
-        policy_port=0 if free_ports else policy_port,
-        nats_port=0 if free_ports else nats_port,
-        redis_port=0 if free_ports else redis_port,
-        workers=workers,
-        null_workers=null_workers,
-        schedulers=schedulers,
-        partitions=partitions,
-        gateways=gateways,
-        slots=slots,
-        threads=threads,
-        divides_cores=THREADS not in os.environ,
-        kv_cells=kv_cells,
-        env={
-            **({} if config is None else {"INFERFLUX_CONFIG": str(config.expanduser().absolute())}),
-            **({} if chosen.mmproj is None else {MMPROJ: str(chosen.mmproj)}),
-            **({} if chat_template is None else {CHAT_TEMPLATE: str(chat_template.expanduser().absolute())}),
-        },
-        drain_limit_s=drain_limit,
-        has_disk_tier=DISK_PATH not in os.environ,
-        has_store=MODELS_STORE not in os.environ,
-        has_tls=tls,
-    )
-    raise typer.Exit(asyncio.run(in_foreground(options, serve, is_verbose=verbose)))
+    raise typer.Exit(asyncio.run(in_foreground(flags.options(), serve, is_verbose=verbose)))
 
 
 @app.command(rich_help_panel=_START)

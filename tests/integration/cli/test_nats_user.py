@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from harness.inferctl import run
+from harness.servers import ServerProcess
 
 from inferflux.cli.reach.state_dir import StackState, StateDir
 from inferflux.cli.stack.access import Access, grant
 from inferflux.cli.stack.cert_files import NAMES, ca_file, files_of
 from inferflux.cli.stack.ports import Ports
+from inferflux.cli.stack.servers import free_port, nats_command
 from inferflux.client.token_reader import TokenReader
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import PermissionDenied, Unavailable
 from inferflux.common.servers import nats_users
-from inferflux.common.servers.servers import ServerProcess, free_port, nats_command
 from inferflux.v1 import tokens_pb2
 
 pytestmark = pytest.mark.long
@@ -32,9 +33,9 @@ class LoneNats:
     def __init__(self, path: Path) -> None:
         self.state_dir = StateDir(path)
         self.state_dir.prepare()
-        self.ports = Ports(nats=(free_port(),), redis=(1,), policy=1, gateway=1, http=1)
+        self.ports = Ports(nats=free_port(), redis=1, policy=1, gateway=1, http=1)
         self.access: Access = grant(self.state_dir, ["worker-0"])
-        (port,) = self.ports.nats
+        port = self.ports.nats
         command = nats_command(port, path / "nats", users_file=self.access.nats_users_file)
         self.process = ServerProcess(command, port=port, name="nats-server", log_path=path / "log")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 from inferflux.worker.engine.llama.rpc_servers import RpcServerError, check_server
 
 _WAIT_S = 30.0

@@ -10,7 +10,7 @@ import pytest
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import ports
 from inferflux.cli.stack.options import StackOptions
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 
 
 @pytest.fixture
@@ -20,18 +20,15 @@ def taken_port() -> Iterator[int]:
 
 
 async def test_free_ports_are_all_different() -> None:
-    options = StackOptions(nats_servers=3, gateways=3, redis_servers=6, policies=2)
+    options = StackOptions(gateways=3, policies=2)
     chosen = await ports.choose(options, wait_for_leftovers=False)
     gateways = [port for pair in chosen.gateways for port in pair]
-    redis = [*chosen.redis, *chosen.redis_buses]
-    assert len({*chosen.nats, *redis, *chosen.policies, *gateways}) == 3 + 12 + 2 + 6
+    assert len({chosen.nats, chosen.redis, *chosen.policies, *gateways}) == 1 + 1 + 2 + 6
 
 
-async def test_servers_that_sentinels_watch_have_no_ports_of_a_cluster() -> None:
-    options = StackOptions(redis_servers=3, has_sentinels=True)
-    chosen = await ports.choose(options, wait_for_leftovers=False)
-    assert chosen.redis_buses == ()
-    assert len({*chosen.redis, *chosen.sentinels}) == 6
+async def test_ports_of_servers_that_others_run_are_not_asked_for(taken_port: int) -> None:
+    options = StackOptions(nats_port=taken_port, nats_url="nats://a:1", redis_port=taken_port, redis_url="b")
+    await ports.choose(options, wait_for_leftovers=False)
 
 
 async def test_the_port_asked_for_is_taken_when_it_is_free() -> None:

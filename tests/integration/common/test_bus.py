@@ -11,14 +11,15 @@ from dataclasses import replace
 
 import pytest
 from harness.bus_contract import JOBS, TOKENS, assert_empty, take
+from harness.servers import ServerProcess
 
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.bus import Bus, Message, StreamLimits
 from inferflux.common.bus.nats_client import decode_headers, encode_headers
 from inferflux.common.bus.objects import ObjectBucket
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import Internal, InvalidArgument, NotFound, Unavailable
 from inferflux.common.process import metrics
-from inferflux.common.servers.servers import ServerProcess, free_port
 
 
 @pytest.fixture

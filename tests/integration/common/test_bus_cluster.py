@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from harness.bus_contract import JOBS, take, until
 from harness.nats_cluster import SERVERS, NatsCluster
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus, JobConsumer, StreamLimits, healing
 from inferflux.common.bus.link import ApiError
@@ -18,7 +19,6 @@ from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
 from inferflux.common.contract.partitions import WHOLE
 from inferflux.common.contract.subjects import STREAMS
 from inferflux.common.servers import nats_users
-from inferflux.common.servers.servers import ServerProcess
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
 # After a leader was killed, the others take up to 9 s to elect one.

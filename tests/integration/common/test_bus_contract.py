@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 from harness.bus_contract import BusContract
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus
-from inferflux.common.servers.servers import ServerProcess
 
 
 class NatsServer:

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import nats
 import pytest
+from harness.servers import ServerProcess
 from harness.small_disk import MountError, SmallDisk
 from nats.aio.client import Client as NatsClient
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from inferflux.cli.stack import store
+from inferflux.cli.stack.servers import NATS_MAX_FILE_STORE, free_port, nats_command
 from inferflux.common.bus import Bus, StreamLimits, streams
 from inferflux.common.bus.link import STORE_UNAVAILABLE
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import NotFound, Unavailable
 from inferflux.common.contract.subjects import STREAMS
-from inferflux.common.servers.servers import NATS_MAX_FILE_STORE, ServerProcess, free_port, nats_command
 
 JOBS = subjects.jobs("m")
 WAIT_S = 20.0

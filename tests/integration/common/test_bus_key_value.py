@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.bus.key_value import KeyValueBucket
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
-from inferflux.common.servers.servers import ServerProcess
 
 STREAM = f"KV_{subjects.SCHEDULERS_BUCKET}"
 

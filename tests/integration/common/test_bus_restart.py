@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from harness.bus_contract import JOBS, TOKENS, take, until
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract.errors import Unavailable
-from inferflux.common.servers.servers import ServerProcess
 
 
 @pytest.fixture

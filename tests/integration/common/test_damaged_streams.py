@@ -10,11 +10,11 @@ import pytest
 from harness.bus_contract import JOBS
 from harness.nats_cluster import SERVERS, NatsCluster
 from harness.power_cut import PowerCut
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, Unavailable
-from inferflux.common.servers.servers import ServerProcess
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 _JOBS = 100

@@ -13,6 +13,7 @@ import nats.errors
 import pytest
 from harness.nats_permissions import GuardedNats
 
+from inferflux.cli.stack.servers import LOOPBACK, free_port
 from inferflux.client import token_reader
 from inferflux.client.token_reader import TokenReader
 from inferflux.common.bus import Bus, Message, StreamLimits
@@ -27,7 +28,6 @@ from inferflux.common.contract.subjects import (
     TOKENS_STREAM,
 )
 from inferflux.common.servers import nats_users
-from inferflux.common.servers.servers import LOOPBACK, free_port
 from inferflux.v1 import tokens_pb2
 
 BOUND = [

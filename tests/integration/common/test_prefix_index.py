@@ -7,6 +7,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+from harness.redis_cluster import ClusterServers
+from harness.servers import ServerProcess
 from redis.asyncio import Redis
 
 from inferflux.common.contract.errors import Unavailable
@@ -23,8 +25,6 @@ from inferflux.common.prefixes.index import (
 )
 from inferflux.common.prefixes.salt import SALT_BYTES, SharedSalt
 from inferflux.common.redis import store
-from inferflux.common.servers.cluster_servers import ClusterServers
-from inferflux.common.servers.servers import ServerProcess
 
 HASHER = PrefixHasher(bytes(32), model_digest="digest", block_tokens=2)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 import redis.exceptions
+from harness.redis_cluster import ClusterServers
+from harness.slot_move import SlotMove
 from redis.commands.core import AsyncScript
 
 from inferflux.common.redis import store
 from inferflux.common.redis.store import WHOLE_SLOT
-from inferflux.common.servers.cluster_servers import ClusterServers
-from inferflux.common.servers.slot_move import SlotMove
 
 pytestmark = pytest.mark.long
 

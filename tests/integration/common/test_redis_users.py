@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import redis.asyncio
 import redis.exceptions
+from harness.servers import ServerProcess
 
+from inferflux.cli.stack.servers import LOOPBACK, free_port, valkey_command
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.redis import store
 from inferflux.common.servers import redis_users
-from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port, valkey_command
 
 PASSWORDS = {user: f"password-of-{user}" for user in redis_users.USERS}
 SALT = "inferflux:{prefixes}:salt"

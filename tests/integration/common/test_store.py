@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 from harness.cuttable import CuttableProxy
+from harness.redis_sentinel import OF_SENTINELS, PASSWORD, SentinelServers
+from harness.servers import ServerProcess
 
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.common.redis import store
-from inferflux.common.servers.sentinel_servers import OF_SENTINELS, PASSWORD, SentinelServers
-from inferflux.common.servers.servers import ServerProcess, free_port
-from inferflux.common.servers.watched_servers import SERVICE
+from inferflux.common.servers.fleet_files import SERVICE
 
 
 async def test_it_stores_bytes(valkey_url: str) -> None:

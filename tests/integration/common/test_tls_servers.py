@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import redis.exceptions
 from harness.certificates import Certificates
+from harness.servers import ServerProcess
 from harness.tls_proxy import TlsProxy
 
+from inferflux.cli.stack.servers import LOOPBACK, free_port, nats_command
 from inferflux.common.bus import Bus
 from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.common.process.tls import TlsFiles
 from inferflux.common.redis import store
-from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port, nats_command
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,15 @@ import redis.asyncio
 import redis.exceptions
 from harness.deploy import ROOT
 from harness.nats_cluster import NatsCluster
+from harness.servers import ServerProcess
 
+from inferflux.cli.stack.servers import free_port, nats_command, valkey_command
 from inferflux.common.bus import Bus
 from inferflux.common.contract import subjects
 from inferflux.common.process.settings import ServiceSettings
 from inferflux.common.redis import store
 from inferflux.common.servers.access_files import write_access
-from inferflux.common.servers.servers import ServerProcess, free_port, nats_command, valkey_command
-from inferflux.common.servers.watched_servers import SERVICE
+from inferflux.common.servers.fleet_files import SERVICE
 
 # Each has a host of its own, as containers have.
 HOSTS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")

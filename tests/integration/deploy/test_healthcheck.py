@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.process import healthcheck
 from inferflux.common.process.probe import Probe
-from inferflux.common.servers.servers import free_port
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from harness.worker import DEMO_MODEL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from inferflux.common.servers.servers import free_port
+from inferflux.cli.stack.servers import free_port
 
 pytestmark = pytest.mark.long
 FOLDERS = {

@@ -10,9 +10,9 @@ import pytest
 from harness.gateway import Backend, Client, GatewayProcess, StartGateway
 from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.worker.files.model_file import read_model_file
 
 DEMO_MODEL = Path(__file__).resolve().parents[3] / "models" / "inferflux-demo.gguf"

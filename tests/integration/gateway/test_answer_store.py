@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
+from harness.redis_cluster import ClusterServers
 from redis.asyncio import Redis
 
 from inferflux.common.redis import store
-from inferflux.common.servers.cluster_servers import ClusterServers
 from inferflux.gateway.answers.store import (
     OVERHEAD_BYTES,
     PREFIX,

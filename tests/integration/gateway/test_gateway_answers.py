@@ -21,11 +21,11 @@ from harness.gateway import (
     until,
 )
 from harness.policy import PolicyProcess
+from harness.servers import ServerProcess
 from redis.asyncio import Redis
 
 from inferflux.common.contract import errors
 from inferflux.common.redis import store
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.answers.store import PREFIX
 from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, tokens_pb2

@@ -22,11 +22,11 @@ from harness.gateway import (
     until,
 )
 from harness.policy import PolicyProcess
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus, Message
 from inferflux.common.contract import errors, subjects
 from inferflux.common.contract.errors import ResourceExhausted, Unavailable
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import cluster_pb2, scheduler_pb2
 
 

@@ -7,9 +7,9 @@ from random import Random
 from google.protobuf.message import Message
 from harness.gateway import Backend, Client, StartGateway
 from harness.odd_messages import huge_messages, odd_messages, resident_bytes
+from harness.servers import ServerProcess
 
 from inferflux.common.contract import subjects
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
 _PER_SUBJECT = 200

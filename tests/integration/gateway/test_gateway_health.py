@@ -11,10 +11,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.gateway import GatewayProcess, StartGateway, until
 from harness.http_client import HttpClient
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus, Message
 from inferflux.common.contract import subjects
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import cluster_pb2, host_pb2, model_pb2, scheduler_pb2
 
 SERVING, NOT_SERVING = (

@@ -23,6 +23,7 @@ from harness.gateway import (
 )
 from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
+from harness.servers import ServerProcess
 from harness.websocket_client import WebSocket
 
 from inferflux.common.contract.errors import (
@@ -31,7 +32,6 @@ from inferflux.common.contract.errors import (
     Unauthenticated,
     Unavailable,
 )
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2_grpc, scheduler_pb2
 

@@ -19,9 +19,9 @@ from harness.gateway import (
     until,
 )
 from harness.policy import PolicyProcess
+from harness.servers import ServerProcess
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, scheduler_pb2
 

@@ -14,9 +14,9 @@ from harness.gateway import Backend, GatewayProcess
 from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
 from harness.scripted_admin import ScriptedAdmin
+from harness.servers import ServerProcess
 from schemathesis import Case, GenerationMode
 
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.http.docs.openapi import document
 from inferflux.gateway.http.front.routes import ADMIN
 

@@ -11,9 +11,9 @@ import pytest
 import schemathesis
 from harness.described import call_described
 from harness.gateway import Backend, GatewayProcess, StartGateway
+from harness.servers import ServerProcess
 from schemathesis import Case, GenerationMode
 
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.gateway.http.docs.openapi import OPERATIONS, document
 from inferflux.v1 import model_pb2
 

@@ -12,9 +12,9 @@ import pytest
 import redis.asyncio
 from harness.policy import PolicyProcess
 from harness.postgres import Postgres
+from harness.redis_cluster import ClusterServers
+from harness.servers import ServerProcess
 
-from inferflux.common.servers.cluster_servers import ClusterServers
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.decide import keys
 from inferflux.policy.storage.file import PATH
 from inferflux.policy.storage.sealed import PASSPHRASE

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pytest
 import redis.asyncio
 from harness.profiles import examples
+from harness.servers import ServerProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import ResourceExhausted
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.decide.limits.rules import NAMES, RateLimit
 from inferflux.policy.decide.limits.store import RateLimitStore
 from inferflux.policy.storage.guarded import StoreGuard

@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import redis.asyncio
 from harness.policy import PolicyProcess, refusal, until
+from harness.servers import ServerProcess
 
 from inferflux.common.contract.callers.scopes import Scope
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.decide import keys
 
 from .conftest import StartPolicy

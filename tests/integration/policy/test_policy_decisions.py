@@ -18,10 +18,10 @@ from harness.issuers import issuers_variables, scripted
 from harness.oidc_keys import SigningKey
 from harness.opa import Answer, OpaServer, by_rules, response, saying, serving
 from harness.policy import PolicyProcess, bearer, refusal, until
+from harness.servers import ServerProcess
 
 from inferflux.common.calls.grpc_metadata import DECISION
 from inferflux.common.contract.errors import from_rpc
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.decide import keys
 from inferflux.v1 import policy_pb2
 

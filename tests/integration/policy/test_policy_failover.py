@@ -10,6 +10,9 @@ import grpc
 import grpc.aio
 import pytest
 from harness.policy import PolicyProcess, refusal
+from harness.redis_cluster import ClusterServers
+from harness.redis_sentinel import SentinelServers
+from harness.slot_move import SlotMove
 
 from inferflux.common.contract.errors import (
     InferFluxError,
@@ -19,9 +22,6 @@ from inferflux.common.contract.errors import (
     from_rpc,
 )
 from inferflux.common.redis import store
-from inferflux.common.servers.cluster_servers import ClusterServers
-from inferflux.common.servers.sentinel_servers import SentinelServers
-from inferflux.common.servers.slot_move import SlotMove
 from inferflux.policy.decide import keys
 from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2

@@ -12,9 +12,10 @@ import pytest
 import redis.asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.policy import PolicyProcess, refusal, until
+from harness.servers import ServerProcess
 
+from inferflux.cli.stack.servers import free_port
 from inferflux.common.contract.errors import Unavailable, from_rpc
-from inferflux.common.servers.servers import ServerProcess, free_port
 from inferflux.policy.decide import keys
 from inferflux.policy.decide.guardrails.sets import MAX_AGE_S
 from inferflux.policy.storage.usage_store import UsageStore

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 from harness.policy import PolicyProcess, bearer, refusal, until
+from harness.servers import ServerProcess
 
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.decide import keys
 from inferflux.v1 import generation_pb2, policy_pb2
 

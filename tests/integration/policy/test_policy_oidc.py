@@ -20,10 +20,10 @@ from harness.http_proxy import http_proxy
 from harness.issuers import Provider, ScriptedIssuer, issuers_variables, scripted
 from harness.oidc_keys import SigningKey, claims_of, encoded, part
 from harness.policy import PolicyProcess, bearer, refusal, until
+from harness.servers import ServerProcess
 
 from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.common.contract.errors import from_rpc
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.policy.decide import keys
 from inferflux.v1 import policy_pb2
 

@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from harness.audit import lines_in
 from harness.policy import PolicyProcess, bearer, refusal, until
+from harness.servers import ServerProcess
 
 from inferflux.common.contract.errors import Aborted, InvalidArgument, PermissionDenied, from_rpc
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .conftest import StartPolicy

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 from harness.scheduler_stage import Stage
+from harness.servers import ServerProcess
 
 from inferflux.common.bus import Bus, StreamLimits
-from inferflux.common.servers.servers import ServerProcess
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from harness.policy import until
 from harness.scheduler_stage import Stage
 from harness.scripted_worker import DIGEST, MODEL
+from harness.servers import ServerProcess
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
@@ -18,7 +19,6 @@ from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import CachedBlock, Change, Holder, PrefixIndex, Tier
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.redis import store
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.scheduler.core.workers.slots import WorkerSlots
 from inferflux.scheduler.edge.prefix_hints import PrefixHints
 from inferflux.scheduler.metrics import SchedulerMetrics

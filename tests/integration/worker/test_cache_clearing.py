@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness.gateway import until
+from harness.servers import ServerProcess
 from harness.sure import chat_tokens, check_sure
 from harness.worker import WAIT_S, WorkerProcess, batch_item, read_to_end, token_ids
 from redis.asyncio import Redis
@@ -14,7 +15,6 @@ from redis.asyncio import Redis
 from inferflux.common.bus import Bus
 from inferflux.common.contract import subjects
 from inferflux.common.redis import store
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 # A few more than 64 tokens, which llama.cpp computes in another way than the last of them alone.

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from harness.rpc_servers import RpcServer, endpoints, rpc_servers
+from harness.servers import ServerProcess
 from harness.worker import WAIT_S, WorkerProcess, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus
 from inferflux.common.contract.requests.stream_limits import StreamLimits
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import device_pb2, tokens_pb2
 from inferflux.worker.engine.llama.rpc_servers import RpcServerError, check_server
 

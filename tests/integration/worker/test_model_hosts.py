@@ -13,11 +13,11 @@ from harness.gguf_files import text, tiny_model, u32
 from harness.host import HostProcess
 from harness.model_kinds import sliding_window_model
 from harness.projectors import mixed_projector, tiny_projector
+from harness.servers import ServerProcess
 from harness.worker import DEMO_MODEL, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus
 from inferflux.common.contract.requests.stream_limits import StreamLimits
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import host_pb2, model_pb2, worker_pb2
 
 REGISTERED, READY, FAILED = (

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from harness.policy import until
+from harness.servers import ServerProcess
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 
@@ -17,7 +18,6 @@ from inferflux.common.prefixes.hashes import PrefixHasher, packed
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.redis import store
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import engine_pb2, generation_pb2
 from inferflux.worker.metrics import WorkerMetrics
 from inferflux.worker.model.prefix_reports import PrefixReports

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from harness.gguf_files import tiny_model
+from harness.servers import ServerProcess
 from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus
 from inferflux.common.contract.requests.stream_limits import StreamLimits
 from inferflux.common.llama.vocab import Vocab
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import generation_pb2
 
 DRAFT_MODEL = DEMO_MODEL.with_name("inferflux-demo-draft.gguf")

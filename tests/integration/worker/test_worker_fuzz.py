@@ -11,12 +11,12 @@ from typing import cast
 import pytest
 from google.protobuf.message import DecodeError, Message
 from harness.odd_messages import huge_messages, odd_messages, resident_bytes
+from harness.servers import ServerProcess
 from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.scheduler.core.defects import PlanningHealth
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types.actions import Action, Dispatch

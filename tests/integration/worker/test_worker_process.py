@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from harness.children import WITNESS, child_of
+from harness.servers import ServerProcess
 from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, token_ids
 
 from inferflux.common.bus import Bus, jetstream
@@ -21,7 +22,6 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, NotFound, Unavailable
 from inferflux.common.contract.requests.stream_limits import StreamLimits
 from inferflux.common.llama.vocab import Vocab
-from inferflux.common.servers.servers import ServerProcess
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 STOP = generation_pb2.FINISH_REASON_STOP

@@ -10,7 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from inferflux.cli.ask.flags import GenerationFlags, with_flag_groups
+from inferflux.cli.app import app
+from inferflux.cli.ask.flags import GenerationFlags
+from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.flag_groups import with_flag_groups
+from inferflux.cli.up_flags import UpFlags
 from inferflux.v1.generation_pb2 import SPECULATION_NGRAM, SPECULATION_UNSPECIFIED
 
 
@@ -81,3 +85,21 @@ def test_flags_that_contradict_each_other_are_refused_by_name() -> None:
 def test_the_source_of_drafts_is_a_flag() -> None:
     assert GenerationFlags(speculate="ngram").generation().params().speculation == SPECULATION_NGRAM
     assert GenerationFlags().generation().params().speculation == SPECULATION_UNSPECIFIED
+
+
+@pytest.mark.parametrize("words", [["--nats", "3"], ["--redis=6"], ["--workers", "2", "--sentinel"]])
+def test_a_flag_that_started_a_cluster_is_refused_with_where_clusters_are_started(words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["up", *words])
+    assert isinstance(result.exception, CommandError)
+    assert "is gone: compose starts clusters (docker-compose.fleet.yml" in str(result.exception)
+    assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize(("nats", "redis"), [("", ""), ("nats://a:1,nats://b:2", ""), ("", "redis://c:3/0")])
+def test_servers_that_the_environment_names_are_those_of_the_stack(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nats: str, redis: str
+) -> None:
+    monkeypatch.setenv("INFERFLUX_NATS_URL", nats)
+    monkeypatch.setenv("INFERFLUX_REDIS_URL", redis)
+    options = UpFlags(model="demo", state_dir=tmp_path).options()
+    assert (options.nats_url, options.redis_url) == (nats, redis)

@@ -16,9 +16,7 @@ from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, work
 from inferflux.cli.stack.ports import Ports
 from inferflux.cli.up import null_workers_of, zones_of
 
-PORTS = Ports(nats=(1001,), redis=(1002,), policy=1003, gateway=1004, http=1005)
-WITH_SENTINELS = StackOptions(redis_servers=3, has_sentinels=True)
-WATCHED_PORTS = replace(PORTS, redis=(2000, 2001, 2002), sentinels=(3000, 3001, 3002))
+PORTS = Ports(nats=1001, redis=1002, policy=1003, gateway=1004, http=1005)
 
 
 def made(
@@ -106,72 +104,25 @@ def test_null_workers_of_the_environment_are_known_to_the_stack(
     assert null_workers_of(env) == workers
 
 
-def test_several_policies_and_a_cluster_of_redis_are_told_to_those_who_call_them(tmp_path: Path) -> None:
-    ports = replace(
-        PORTS,
-        redis=tuple(range(2000, 2006)),
-        redis_buses=tuple(range(3000, 3006)),
-        other_policies=(1006,),
-    )
-    specs = by_name(made(tmp_path, StackOptions(redis_servers=6, policies=2), ports=ports))
+def test_several_policies_are_told_to_those_who_call_them(tmp_path: Path) -> None:
+    ports = replace(PORTS, other_policies=(1006,))
+    specs = by_name(made(tmp_path, StackOptions(policies=2), ports=ports))
     assert specs["gateway"].env["INFERFLUX_POLICY_ADDRESS"] == "127.0.0.1:1003,127.0.0.1:1006"
     listens = [specs[f"policy-{index}"].env["INFERFLUX_POLICY_LISTEN"] for index in range(2)]
     assert listens == ["127.0.0.1:1003", "127.0.0.1:1006"]
-    for name in ("policy-0", "policy-1", "gateway", "scheduler", "worker-0"):
-        url = specs[name].env["INFERFLUX_REDIS_URL"]
-        assert url.startswith("redis-cluster://")
-        assert all(f"127.0.0.1:{port}" in url for port in ports.redis)
-    servers = [spec for spec in specs.values() if spec.kind == "valkey"]
-    assert [spec.port for spec in servers] == [*ports.redis]
-    config = Path(servers[5].command[1]).read_text().splitlines()
-    assert {"cluster-enabled yes", "cluster-port 3005", "masteruser operator"} <= set(config)
 
 
-def test_services_ask_sentinels_that_watch_a_primary_and_its_replicas(tmp_path: Path) -> None:
-    stages = made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS)
-    assert [spec.name for spec in stages[0]] == ["nats", "valkey-0", "valkey-1", "valkey-2"]
-    assert [spec.name for spec in stages[1]] == ["sentinel-0", "sentinel-1", "sentinel-2"]
-    for spec in stages[2]:
-        url = spec.env["INFERFLUX_REDIS_URL"]
-        hosts = ",".join(f"127.0.0.1:{port}" for port in WATCHED_PORTS.sentinels)
-        assert re.fullmatch(
-            rf"redis\+sentinel://{spec.kind}:[\w-]+@{hosts}/policy-store/0\?sentinel_password=[\w-]+", url
-        )
-    configs = [Path(spec.command[1]) for spec in stages[0] if spec.kind == "valkey"]
-    follows = ["replicaof 127.0.0.1 2000" in config.read_text().splitlines() for config in configs]
-    assert follows == [False, True, True]
-    assert "monitor policy-store 127.0.0.1 2000 2" in Path(stages[1][0].command[1]).read_text()
-    assert {spec.command[2] for spec in stages[1]} == {"--sentinel"}
-    assert all(config.stat().st_mode & 0o777 == 0o600 for config in configs)
-
-
-def test_servers_of_a_cluster_have_other_data_than_a_primary_and_its_replicas(tmp_path: Path) -> None:
-    """Their names are the same. A cluster is not made of others' data; a replica drops it."""
-    cluster = replace(PORTS, redis=tuple(range(2000, 2006)), redis_buses=tuple(range(3000, 3006)))
-    folders = [
-        {spec.data_dir for stage in stages for spec in stage if spec.kind == "valkey"}
-        for stages in (
-            made(tmp_path, StackOptions()),
-            made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS),
-            made(tmp_path, StackOptions(redis_servers=6), ports=cluster),
-        )
-    ]
-    assert [len(each) for each in folders] == [1, 3, 6]
-    assert len(set().union(*folders)) == 10
-
-
-def test_the_server_that_was_the_primary_is_it_again_at_the_next_start(tmp_path: Path) -> None:
-    """Ports are others then; the last of the sentinels to be told of a failover knows."""
-    made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS)
-    for index, (port, epoch) in enumerate([(2000, 0), (2002, 4), (2001, 3)]):
-        path = tmp_path / f"sentinel-{index}/sentinel.conf"
-        text = path.read_text().replace(" 2000 2", f" {port} 2")
-        path.write_text(f"{text}sentinel config-epoch policy-store {epoch}\n")
-    ports = replace(PORTS, redis=(4000, 4001, 4002), sentinels=(5000, 5001, 5002))
-    specs = by_name(made(tmp_path, WITH_SENTINELS, ports=ports))
-    assert "replicaof" not in Path(specs["valkey-2"].command[1]).read_text()
-    for name in ("valkey-0", "valkey-1"):
-        assert "replicaof 127.0.0.1 4002\n" in Path(specs[name].command[1]).read_text()
+@pytest.mark.parametrize("own", ["nats", "valkey", None])
+def test_a_server_that_others_run_takes_the_place_of_the_stacks_own(tmp_path: Path, own: str | None) -> None:
+    nats_url = "" if own == "nats" else "nats://a:1,nats://b:2"
+    redis_url = "" if own == "valkey" else "redis-cluster://c:3/0"
+    access = replace(grant(StateDir(tmp_path), ["worker-0"]), other_nats=nats_url, other_redis=redis_url)
+    options = StackOptions(nats_url=nats_url, redis_url=redis_url)
+    stages = made(tmp_path, options, access=access)
+    assert [spec.name for stage in stages for spec in stage if not spec.is_service] == [own] * bool(own)
+    for spec in stages[-1]:
+        assert spec.kind == "policy" or not nats_url or spec.env["INFERFLUX_NATS_URL"] == nats_url
+        assert not redis_url or spec.env["INFERFLUX_REDIS_URL"] == redis_url
 
 
 def test_several_gateways_listen_on_ports_of_their_own(tmp_path: Path) -> None:
@@ -192,7 +143,7 @@ def test_several_gateways_listen_on_ports_of_their_own(tmp_path: Path) -> None:
 def test_every_kind_of_process_has_its_turn_to_end(tmp_path: Path) -> None:
     ended = [kind for kinds in END_ORDER for kind in kinds]
     assert ended[0] == "gateway"
-    specs = by_name(made(tmp_path, WITH_SENTINELS, ports=WATCHED_PORTS))
+    specs = by_name(made(tmp_path, StackOptions()))
     assert sorted(ended) == sorted({spec.kind for spec in specs.values()})
 
 

@@ -19,17 +19,17 @@ import pytest
 from harness.decisions import call, reservation
 from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_dockerfile
 
-from inferflux.common.calls.service_key import parse_service_keys
-from inferflux.common.contract import subjects
-from inferflux.common.process import healthcheck
-from inferflux.common.process.settings import load
-from inferflux.common.servers.access_files import write_access
-from inferflux.common.servers.servers import (
+from inferflux.cli.stack.servers import (
     NATS_MAX_FILE_STORE,
     NATS_MAX_PAYLOAD,
     NATS_SYNC_INTERVAL,
     nats_command,
 )
+from inferflux.common.calls.service_key import parse_service_keys
+from inferflux.common.contract import subjects
+from inferflux.common.process import healthcheck
+from inferflux.common.process.settings import load
+from inferflux.common.servers.access_files import write_access
 from inferflux.policy.decide.decisions.cedar_files import CedarFiles
 from inferflux.policy.settings import PolicySettings
 from inferflux.worker.settings import WorkerSettings

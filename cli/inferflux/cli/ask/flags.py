@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Literal
 
 import typer
 
@@ -193,38 +190,3 @@ class GenerationFlags:
             constraint=constraint,
             speculation=self.speculate,
         )
-
-
-def with_flag_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of its parameters' dataclasses in place of these parameters.
-
-    Args:
-        command: its group parameters are keyword-only; it is called with the groups made.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {
-        name: kind for name, kind in hints.items() if isinstance(kind, type) and is_dataclass(kind)
-    }
-
-    @wraps(command)
-    def run(**given: Any) -> None:
-        made = {n: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for n, kind in groups.items()}
-        command(**given, **made)
-
-    parameters: list[inspect.Parameter] = []
-    for parameter in _parameters(command):
-        group = groups.get(parameter.name)
-        parameters += [parameter] if group is None else _parameters(group)
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
-
-
-def _parameters(of: Callable[..., object]) -> list[inspect.Parameter]:
-    """Parameters of a command as keywords, with their annotations evaluated."""
-    hints = get_type_hints(of, include_extras=True)
-    signature = inspect.signature(of)
-    return [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[p.name])
-        for p in signature.parameters.values()
-    ]

@@ -53,6 +53,8 @@ def nats_user(
             "no InferFlux runs here: --config prints the user for a nats-server of your own, "
             "and --state-dir names a stack that has its own"
         )
+    if "nats" not in stack.processes:
+        raise CommandError("this InferFlux uses another nats-server: --config prints the user for that one")
     if remove:
         if tenant == FIRST_TENANT:
             raise CommandError(f"the user of the tenant {tenant} is part of every stack")
@@ -66,25 +68,23 @@ def nats_user(
     with directory.changing_access():
         password = directory.passwords("nats", [user.name])[user.name]
         _reload(directory, stack)
-    servers = [urlsplit(server) for server in stack.tokens_url.split(",")]
-    urls = [f"{one.scheme}://{user.name}:{password}@{one.hostname}:{one.port}" for one in servers]
-    asyncio.run(_until_accepted(urls, stack.tls_ca))
-    sys.stdout.write(f"{','.join(urls)}\n")
+    server = urlsplit(stack.tokens_url)
+    url = f"{server.scheme}://{user.name}:{password}@{server.hostname}:{server.port}"
+    asyncio.run(_until_accepted(url, stack.tls_ca))
+    sys.stdout.write(f"{url}\n")
 
 
 def _reload(directory: StateDir, stack: StackState) -> None:
-    """Have the running nats-servers read their users again."""
+    """Have the running nats-server read its users again."""
     from inferflux.cli.stack.access import grant
 
     workers = [name for name in stack.processes if name.startswith("worker-")]
     grant(directory, workers)
-    for name, pid in stack.processes.items():
-        if name.split("-")[0] == "nats":
-            os.kill(pid, signal.SIGHUP)
+    os.kill(stack.processes["nats"], signal.SIGHUP)
 
 
-async def _until_accepted(urls: list[str], tls_ca: str) -> None:
-    """Return when every nats-server takes the user: each reads its users again in its own time."""
+async def _until_accepted(url: str, tls_ca: str) -> None:
+    """Return when nats-server takes the user: it reads its users again in its own time."""
     import nats
     import nats.errors
 
@@ -95,14 +95,12 @@ async def _until_accepted(urls: list[str], tls_ca: str) -> None:
         options["tls"] = TlsFiles(*files_of(Path(tls_ca).parent, "client"), Path(tls_ca)).client_context()
     try:
         async with asyncio.timeout(_RELOAD_LIMIT_S):
-            left = list(urls)
-            while left:
+            while True:
                 client = nats.NATS()
                 with contextlib.suppress(nats.errors.Error, OSError):
-                    await client.connect(left[0], **options)
+                    await client.connect(url, **options)
                     await client.close()
-                    left.pop(0)
-                    continue
+                    return
                 await asyncio.sleep(_PAUSE_S)
     except TimeoutError:
         raise CommandError("nats-server did not take the user: its log says why") from None

@@ -11,16 +11,10 @@ from inferflux.common.process.private_files import write_private
 from inferflux.common.process.tls import TlsFiles
 from inferflux.common.servers import nats_users, redis_users
 from inferflux.common.servers.nats_users import NatsUser
-from inferflux.common.servers.servers import LOOPBACK
-from inferflux.common.servers.watched_servers import SERVICE, Watched
 
 from .cert_files import ca_file, files_of
 from .ports import Ports
-
-# What the password of a cluster's connections is kept under.
-_ROUTES = "routes"
-# The same of the sentinels.
-_SENTINELS = "sentinels"
+from .servers import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +23,16 @@ class Access:
 
     Attributes:
         nats_users_file: where nats-server reads what its users may do.
-        nats_route_password: with which servers of a cluster call each other.
-        sentinel_password: with which sentinels are asked, and ask each other.
         certificates: the folder of the certificates of a stack with TLS; None: it speaks plain text.
+        other_nats: the URL of NATS that is not the stack's own, for every user; `other_redis` the same.
     """
 
     nats: Mapping[str, str] = field(repr=False)
     redis: Mapping[str, str] = field(repr=False)
     nats_users_file: Path
-    nats_route_password: str = field(repr=False)
-    sentinel_password: str = field(repr=False)
     certificates: Path | None = None
+    other_nats: str = field(default="", repr=False)
+    other_redis: str = field(default="", repr=False)
 
     def urls(self, ports: Ports, kind: str, name: str) -> dict[str, str]:
         """Environment variables with the URLs of the servers that a service uses."""
@@ -53,24 +46,10 @@ class Access:
 
     def nats_url(self, ports: Ports, user: str) -> str:
         scheme = "tls" if self.certificates else "nats"
-        login = f"{scheme}://{user}:{self.nats[user]}"
-        return ",".join(f"{login}@{LOOPBACK}:{port}" for port in ports.nats)
+        return self.other_nats or f"{scheme}://{user}:{self.nats[user]}@{LOOPBACK}:{ports.nats}"
 
     def redis_url(self, ports: Ports, user: str) -> str:
-        asked = ports.sentinels or ports.redis
-        place = f"{user}:{self.redis[user]}@{','.join(f'{LOOPBACK}:{port}' for port in asked)}"
-        if ports.sentinels:
-            return f"redis+sentinel://{place}/{SERVICE}/0?sentinel_password={self.sentinel_password}"
-        return f"redis-cluster://{place}/0" if ports.redis_buses else f"redis://{place}/0"
-
-    def watched(self, primary: int) -> Watched:
-        """Settings by which Redis servers and sentinels find each other.
-
-        Args:
-            primary: the port of the primary at the start.
-        """
-        operator = redis_users.OPERATOR
-        return Watched((LOOPBACK, primary), self.redis[operator], self.sentinel_password, operator)
+        return self.other_redis or f"redis://{user}:{self.redis[user]}@{LOOPBACK}:{ports.redis}/0"
 
     def tls_of(self, name: str) -> TlsFiles | None:
         """The certificate that a process shows, and the CA of those that it must be shown."""
@@ -99,9 +78,7 @@ def grant(state_dir: StateDir, workers: Iterable[str], *, certificates: Path | N
     nats = state_dir.passwords("nats", [*own, nats_users.observer_name(FIRST_TENANT)])
     redis = state_dir.passwords("redis", redis_users.USERS)
     write_private(state_dir.nats_users_file, nats_users.users_config([*users, *_observers(nats)], nats))
-    route = state_dir.passwords("nats-routes", [_ROUTES])[_ROUTES]
-    of_sentinels = state_dir.passwords("sentinels", [_SENTINELS])[_SENTINELS]
-    return Access(nats, redis, state_dir.nats_users_file, route, of_sentinels, certificates)
+    return Access(nats, redis, state_dir.nats_users_file, certificates)
 
 
 def _observers(passwords: Mapping[str, str]) -> list[NatsUser]:

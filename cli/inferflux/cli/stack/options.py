@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.cli.reach.errors import CommandError
-from inferflux.common.servers.servers import NATS_SYNC_INTERVAL
+
+from .servers import NATS_SYNC_INTERVAL
 
 DISK_PATH = "INFERFLUX_WORKER_DISK_PATH"
 MODELS_STORE = "INFERFLUX_MODELS_STORE"
@@ -40,13 +41,11 @@ class StackOptions:
         restarts: whether a process that dies is started again.
         start_limit_s: longest wait until everything is ready.
         drain_limit_s: how long running requests get to finish at the end.
-        nats_servers: of a cluster; 1: a server alone.
-        redis_servers: 1: a server alone. Several: with `has_sentinels` a primary and its replicas, else a
-            cluster of three primaries, and their replicas.
-        has_sentinels: whether three sentinels watch the servers of Redis.
+        nats_url: of NATS that runs already, a server or several, and `redis_url` of Redis, as services take
+            them; empty: a server of the stack's own.
         policies: processes of policy; with TLS one.
         zones: that gateways, and workers, are dealt out to in turn; none: as the environment has it.
-        nats_store: where nats-server keeps its streams; None is below `state_dir`. Not of a cluster.
+        nats_store: where nats-server keeps its streams; None is below `state_dir`.
         has_disk_tier: whether workers keep KV state below `state_dir`.
         has_store: whether they keep models that are pulled there, all in one folder.
         nats_sync_interval: how often nats-server syncs them to the disk.
@@ -62,9 +61,8 @@ class StackOptions:
     policy_port: int = 0
     nats_port: int = 0
     redis_port: int = 0
-    nats_servers: int = 1
-    redis_servers: int = 1
-    has_sentinels: bool = False
+    nats_url: str = ""
+    redis_url: str = ""
     policies: int = 1
     zones: Sequence[str] = ()
     workers: int = 1

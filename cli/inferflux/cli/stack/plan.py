@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.common.contract import partitions
 from inferflux.common.servers import redis_users
-from inferflux.common.servers.servers import (
-    LOOPBACK,
-    SENTINEL_CONFIG,
-    VALKEY_CONFIG,
-    NatsMember,
-    ValkeyMember,
-    free_port,
-    nats_command,
-    nats_members,
-    sentinel_command,
-    valkey_command,
-)
-from inferflux.common.servers.watched_servers import Watched, last_primary
 
 from .access import Access
 from .options import DISK_PATH, ENGINE, MODELS_STORE, NULL_WORKERS, THREADS, ZONE, StackOptions
 from .ports import Ports
+from .servers import LOOPBACK, free_port, nats_command, valkey_command
 
 # Processes that end together, in this order: none loses a service that it needs to finish.
-# Without sentinels first, servers that end would be taken as lost.
-END_ORDER = (("gateway",), ("scheduler", "worker", "policy"), ("sentinel",), ("nats", "valkey"))
+END_ORDER = (("gateway",), ("scheduler", "worker", "policy"), ("nats", "valkey"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +31,7 @@ class ProcessSpec:
         cpus: the CPUs it may run on; None for all.
         monitor_port: of a server that says over HTTP how it is; 0: it does not.
         data_dir: what a server writes to.
-        password: with which a server is asked whether it is ready.
+        login: user and password with which a valkey-server is asked whether it is ready.
     """
 
     name: str
@@ -55,12 +42,12 @@ class ProcessSpec:
     cpus: frozenset[int] | None = None
     monitor_port: int = 0
     data_dir: Path | None = None
-    password: str = field(default="", repr=False)
+    login: str = field(default="", repr=False)
     host: str = LOOPBACK
 
     @property
     def is_service(self) -> bool:
-        return self.kind not in ("nats", "valkey", "sentinel")
+        return self.kind not in ("nats", "valkey")
 
 
 def plan(
@@ -92,44 +79,6 @@ def plan(
         "PYTHONUNBUFFERED": "1",
         **options.env,
     }
-
-    def nats(name: str, port: int, member: NatsMember | None) -> ProcessSpec:
-        store, monitor_port = options.nats_store or state_dir / name, free_port()
-        command = nats_command(
-            port,
-            store,
-            monitor_port=monitor_port,
-            sync_interval=options.nats_sync_interval,
-            users_file=access.nats_users_file,
-            tls=access.tls_of("nats"),
-            member=member,
-        )
-        cpus = _of(options.cpus, name, "nats")
-        return ProcessSpec(name, "nats", tuple(command), {}, port, cpus, monitor_port, store)
-
-    watched = _watched(ports, state_dir, access)
-
-    def valkey(name: str, port: int, bus_port: int | None) -> ProcessSpec:
-        # A server of a cluster has a part of the keys: it neither starts on the data of a primary and its
-        # replicas, which have the same names, nor leaves its own to them, for a replica would replace it.
-        data = state_dir / (f"cluster-{name}" if bus_port else name)
-        operator = redis_users.OPERATOR
-        member = bus_port and ValkeyMember(bus_port, operator, access.redis[operator])
-        command = valkey_command(
-            port, data, users=redis_users.acl(access.redis), member=member or None, watched=watched
-        )
-        cpus = _of(options.cpus, name, "valkey")
-        password = access.redis[redis_users.HEALTH]
-        return ProcessSpec(
-            name,
-            "valkey",
-            tuple(command),
-            {},
-            port,
-            cpus,
-            data_dir=data,
-            password=password,
-        )
 
     def service(kind: str, env: Mapping[str, str], name: str = "", user: str = "") -> ProcessSpec:
         name = name or kind
@@ -194,51 +143,35 @@ def plan(
         )
         for name in scheduler_names(options.schedulers)
     ]
-    names = nats_names(options.nats_servers)
-    members: Sequence[NatsMember | None] = [None]
-    if len(names) > 1:
-        members = nats_members(names, access.nats_route_password)
-    servers = [nats(*one) for one in zip(names, ports.nats, members, strict=True)]
-    buses = ports.redis_buses or [None] * len(ports.redis)
-    stores = zip(valkey_names(len(ports.redis)), ports.redis, buses, strict=True)
+    servers = [
+        *([] if options.nats_url else [_nats(options, ports, state_dir, access)]),
+        *([] if options.redis_url else [_valkey(options, ports, state_dir, access)]),
+    ]
     policies = zip(policy_names(options.policies), ports.policies, strict=True)
-    return [
-        [*servers, *(valkey(*one) for one in stores)],
-        # When they first ask the primary, its replicas follow it already: see `Stack`.
-        *([] if watched is None else [_sentinels(ports, state_dir, watched)]),
-        [*(policy(*one) for one in policies), *schedulers, *workers, *gateways],
-    ]
+    services = [*(policy(*one) for one in policies), *schedulers, *workers, *gateways]
+    return [servers, services] if servers else [services]
 
 
-def _watched(ports: Ports, state_dir: Path, access: Access) -> Watched | None:
-    """Settings by which Redis servers and sentinels find each other; None without sentinels.
-
-    The primary is the one that was it last: others may lack what it has written.
-    """
-    if not ports.sentinels:
-        return None
-    names = valkey_names(len(ports.redis))
-    last = last_primary(
-        [state_dir / name / SENTINEL_CONFIG for name in sentinel_names(len(ports.sentinels))],
-        {name: state_dir / name / VALKEY_CONFIG for name in names},
+def _nats(options: StackOptions, ports: Ports, state_dir: Path, access: Access) -> ProcessSpec:
+    store, monitor_port = options.nats_store or state_dir / "nats", free_port()
+    command = nats_command(
+        ports.nats,
+        store,
+        monitor_port=monitor_port,
+        sync_interval=options.nats_sync_interval,
+        users_file=access.nats_users_file,
+        tls=access.tls_of("nats"),
     )
-    return access.watched(ports.redis[names.index(last) if last else 0])
+    cpus = options.cpus.get("nats")
+    return ProcessSpec("nats", "nats", tuple(command), {}, ports.nats, cpus, monitor_port, store)
 
 
-def _sentinels(ports: Ports, state_dir: Path, watched: Watched) -> list[ProcessSpec]:
-    named = zip(sentinel_names(len(ports.sentinels)), ports.sentinels, strict=True)
-    return [
-        ProcessSpec(
-            name,
-            "sentinel",
-            tuple(sentinel_command(port, state_dir / name, watched)),
-            {},
-            port,
-            data_dir=state_dir / name,
-            password=watched.of_sentinels,
-        )
-        for name, port in named
-    ]
+def _valkey(options: StackOptions, ports: Ports, state_dir: Path, access: Access) -> ProcessSpec:
+    data = state_dir / "valkey"
+    command = tuple(valkey_command(ports.redis, data, users=redis_users.acl(access.redis)))
+    login = f"{redis_users.HEALTH} {access.redis[redis_users.HEALTH]}"
+    cpus = options.cpus.get("valkey")
+    return ProcessSpec("valkey", "valkey", command, {}, ports.redis, cpus, data_dir=data, login=login)
 
 
 def joining(ports: Ports, access: Access, *, state_dir: Path, service_key: str) -> dict[str, dict[str, str]]:
@@ -272,24 +205,9 @@ def _policy_address(ports: Ports) -> dict[str, str]:
     return {"INFERFLUX_POLICY_ADDRESS": ",".join(f"{LOOPBACK}:{port}" for port in ports.policies)}
 
 
-def valkey_names(count: int) -> list[str]:
-    """Names of the valkey-servers."""
-    return ["valkey"] if count == 1 else [f"valkey-{index}" for index in range(count)]
-
-
-def sentinel_names(count: int) -> list[str]:
-    """Names of the sentinels."""
-    return [f"sentinel-{index}" for index in range(count)]
-
-
 def policy_names(count: int) -> list[str]:
     """Names of the policy processes."""
     return ["policy"] if count == 1 else [f"policy-{index}" for index in range(count)]
-
-
-def nats_names(count: int) -> list[str]:
-    """Names of the nats-servers."""
-    return ["nats"] if count == 1 else [f"nats-{index}" for index in range(count)]
 
 
 def scheduler_names(count: int) -> list[str]:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inferflux.cli.reach.errors import CommandError
-from inferflux.common.servers.servers import LOOPBACK, free_port
-from inferflux.common.servers.watched_servers import N_SENTINELS
 
 from .options import StackOptions
+from .servers import LOOPBACK, free_port
 
 _LEFTOVER_WAIT_S = 5.0
 # Where programs look for an HTTP server; on many machines another one is there already.
@@ -23,22 +22,17 @@ class Ports:
     """Ports on which the servers of a stack listen on loopback.
 
     Attributes:
-        nats: of each nats-server, in the order of their names.
-        redis: of each valkey-server, in the order of their names.
-        redis_buses: where those of a cluster call each other; none of others.
-        sentinels: of each sentinel.
+        nats: of nats-server, and `redis` of valkey-server; also where another one takes their place.
         other_policies: of each further policy process.
         other_gateways: of each further gateway, that of gRPC and that of HTTP.
     """
 
-    nats: tuple[int, ...]
-    redis: tuple[int, ...]
+    nats: int
+    redis: int
     policy: int
     gateway: int
     http: int
     other_gateways: tuple[tuple[int, int], ...] = ()
-    redis_buses: tuple[int, ...] = ()
-    sentinels: tuple[int, ...] = ()
     other_policies: tuple[int, ...] = ()
 
     @property
@@ -62,8 +56,8 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
         CommandError: some are taken; names them and the flags that change them.
     """
     asked = {
-        "--nats-port": options.nats_port,
-        "--redis-port": options.redis_port,
+        "--nats-port": 0 if options.nats_url else options.nats_port,
+        "--redis-port": 0 if options.redis_url else options.redis_port,
         "--policy-port": options.policy_port,
         "--gateway-port": options.gateway_port,
     }
@@ -91,14 +85,10 @@ async def choose(options: StackOptions, *, wait_for_leftovers: bool) -> Ports:
             more.append(numbers[-1])
         return more
 
-    nats = [chosen["--nats-port"], *further(options.nats_servers - 1)]
-    redis = [chosen["--redis-port"], *further(options.redis_servers - 1)]
     others = options.gateways - 1
     return Ports(
-        nats=tuple(nats),
-        redis=tuple(redis),
-        redis_buses=tuple(further(len(redis))) if len(redis) > 1 and not options.has_sentinels else (),
-        sentinels=tuple(further(N_SENTINELS if options.has_sentinels else 0)),
+        nats=chosen["--nats-port"],
+        redis=chosen["--redis-port"],
         other_policies=tuple(further(options.policies - 1)),
         policy=chosen["--policy-port"],
         gateway=chosen["--gateway-port"],

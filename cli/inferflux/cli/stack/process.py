@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from inferflux.common.process.child.children import wait_for_end
-from inferflux.common.servers.servers import dying_with_parent
 
 from .plan import ProcessSpec
+from .servers import dying_with_parent
 
 _TAIL_BYTES = 64 << 10
 

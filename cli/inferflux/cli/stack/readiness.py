@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-from inferflux.common.servers import redis_users
-
 from .plan import ProcessSpec
 
 _ANSWER_LIMIT_S = 2.0
@@ -19,9 +17,8 @@ async def ask(spec: ProcessSpec) -> tuple[bool, str]:
         async with asyncio.timeout(_ANSWER_LIMIT_S):
             if spec.kind == "nats":
                 return (await _exchange(spec, b"", 5)) == b"INFO ", ""
-            if spec.kind in ("valkey", "sentinel"):
-                user = f"{redis_users.HEALTH} " if spec.kind == "valkey" else ""
-                login = f"AUTH {user}{spec.password}\r\nPING\r\n".encode()
+            if spec.kind == "valkey":
+                login = f"AUTH {spec.login}\r\nPING\r\n".encode()
                 return (await _exchange(spec, login, len(_PONG))) == _PONG, ""
             request = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             return parse_readyz(await _exchange(spec, request, -1))

@@ -13,7 +13,7 @@ import urllib.request
 from http import HTTPStatus
 from pathlib import Path
 
-from inferflux.common.servers.servers import LOOPBACK
+from .servers import LOOPBACK
 
 _ANSWER_LIMIT_S = 2.0
 # A proxy that the environment names cannot reach this machine's loopback.

@@ -9,11 +9,10 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-from redis.exceptions import RedisError
 
 from inferflux.api.tls import PLAIN_TEXT, Tls
 from inferflux.cli.reach.client import Client
@@ -23,9 +22,7 @@ from inferflux.cli.reach.target import Target
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.process.child.children import describe_end
 from inferflux.common.process.machine.cores import usable_cores
-from inferflux.common.redis.redis_cluster.forming import Member, form
-from inferflux.common.servers import nats_users, redis_users, watched_ready
-from inferflux.common.servers.servers import LOOPBACK
+from inferflux.common.servers import nats_users, redis_users
 
 from . import ports as port_choice
 from . import readiness, store
@@ -37,6 +34,7 @@ from .options import StackOptions, find_model
 from .plan import END_ORDER, joining, plan, worker_names
 from .ports import Ports
 from .process import ManagedProcess
+from .servers import LOOPBACK
 
 _POLL_S = 0.03
 # What a process gets beyond its drain limit to put its things away.
@@ -59,7 +57,7 @@ class Stack:
     """A running stack; `async with Stack(StackOptions(model=...)) as stack:` is ready inside, and gone after.
 
     Attributes:
-        processes: by name: nats (or nats-0, ...), valkey (...), policy (...),
+        processes: by name: nats and valkey, where they are the stack's own, policy (or policy-0, ...),
             scheduler (or scheduler-0, ...), worker-0, ..., gateway (or gateway-0, ...).
 
     Raises on entering:
@@ -72,7 +70,7 @@ class Stack:
         self._observe = observe
         self._cleanup = contextlib.ExitStack()
         self._keepers: list[asyncio.Task[None]] = []
-        self._ports = Ports((), (), 0, 0, 0)
+        self._ports = Ports(0, 0, 0, 0, 0)
         self._access: Access | None = None
         self.processes: dict[str, ManagedProcess] = {}
         self.api_key = ""
@@ -209,7 +207,9 @@ class Stack:
         folder = self.state_dir.certificates if self._options.has_tls else None
         if folder is not None:
             await asyncio.to_thread(_make_certificates, folder)
-        self._access = grant(self.state_dir, worker_names(self._options.workers), certificates=folder)
+        access = grant(self.state_dir, worker_names(self._options.workers), certificates=folder)
+        other_nats, other_redis = self._options.nats_url, self._options.redis_url
+        self._access = replace(access, other_nats=other_nats, other_redis=other_redis)
         service_key = self.state_dir.service_key()
         stages = plan(
             self._options,
@@ -233,10 +233,6 @@ class Stack:
                 self._observe(StackEvent(EventKind.STARTING, process.name))
                 await process.start()
             await self._until_ready(stage, watched=self.processes.values())
-            if stage[0].spec.kind == "nats":
-                await self._form_cluster()
-                await self._until_followed()
-        await self._until_watched()
         await self._until_listed()
         for process in self.processes.values():
             self._keep_alive(process)
@@ -246,41 +242,6 @@ class Stack:
                     name = f"watch the store of {process.name}"
                     self._keepers.append(asyncio.create_task(self._watch_store(process), name=name))
         self._publish()
-
-    async def _form_cluster(self) -> None:
-        """Make several valkey-servers one Redis Cluster, unless they were one before."""
-        ports = self._ports
-        if not ports.redis_buses:
-            return
-        operator = redis_users.OPERATOR
-        members = [Member(LOOPBACK, *each) for each in zip(ports.redis, ports.redis_buses, strict=True)]
-        try:
-            await form(members, n_primaries=3, username=operator, password=self._granted.redis[operator])
-        except (RedisError, TimeoutError) as error:
-            raise StartError(f"the valkey-servers did not become a cluster: {error}") from error
-
-    async def _until_followed(self) -> None:
-        """Return when replicas follow their primary. Sentinels ask it for them now, and then every 10 s."""
-        ports = self._ports
-        if not ports.sentinels:
-            return
-        servers = [(LOOPBACK, port) for port in ports.redis]
-        try:
-            await watched_ready.until_followed(self._granted.watched(ports.redis[0]), servers)
-        except (RedisError, TimeoutError) as error:
-            raise StartError(f"the replicas of Redis do not follow their primary: {error}") from error
-
-    async def _until_watched(self) -> None:
-        """Return when a replica can take over."""
-        ports = self._ports
-        if not ports.sentinels:
-            return
-        sentinels = [(LOOPBACK, port) for port in ports.sentinels]
-        watched = self._granted.watched(ports.redis[0])
-        try:
-            await watched_ready.until_watched(watched, sentinels, n_replicas=len(ports.redis) - 1)
-        except (RedisError, TimeoutError) as error:
-            raise StartError(f"the sentinels do not find each other: {error}") from error
 
     async def _until_ready(
         self, waiting: Iterable[ManagedProcess], *, watched: Collection[ManagedProcess]

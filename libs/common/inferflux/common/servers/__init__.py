@@ -1,1 +1,1 @@
-"""NATS and Redis servers on one machine, and the users that each process has there."""
+"""Users of NATS and Redis, and the files that servers of a fleet are configured with."""

@@ -27,7 +27,7 @@ from inferflux.common.contract.subjects import is_safe_token
 from inferflux.common.process.private_files import write_private
 
 from . import fleet_files, nats_users, redis_users
-from .watched_servers import SERVICE
+from .fleet_files import SERVICE
 
 _OWNER = 0o400
 # valkey-server runs as another user; its container alone has this folder.

@@ -1,13 +1,13 @@
-"""Moves a slot of a Redis Cluster from one server to another, key by key: for tests and benchmarks."""
+"""Moves a slot of a Redis Cluster from one server to another, key by key."""
 
 from __future__ import annotations
 
 from typing import cast
 
+from harness.redis_cluster import PASSWORD, ClusterServers
 from redis.crc import key_slot
 
-from .cluster_servers import PASSWORD, ClusterServers
-from .servers import LOOPBACK
+from inferflux.cli.stack.servers import LOOPBACK
 
 
 class SlotMove:

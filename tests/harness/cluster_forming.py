@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import redis.asyncio
 
-from .slots import N_SLOTS
+from inferflux.common.redis.redis_cluster.slots import N_SLOTS
 
 _LIMIT_S = 30.0
 _POLL_S = 0.05
@@ -24,11 +24,10 @@ class Member(NamedTuple):
 
 
 async def form(servers: Sequence[Member], *, n_primaries: int, **login: str) -> None:
-    """Return when the cluster serves all slots and every replica follows its primary. Servers that were a
-    cluster before stay what they were in it, also where their ports are others now.
+    """Return when the cluster serves all slots and every replica follows its primary.
 
     Args:
-        servers: the primaries of an empty cluster, then their replicas, in the order of the primaries.
+        servers: the primaries, then their replicas, in the order of the primaries. All are empty.
         login: `username` and `password` of one who may do everything.
 
     Raises:
@@ -44,16 +43,13 @@ async def form(servers: Sequence[Member], *, n_primaries: int, **login: str) -> 
 
 
 async def _form(servers: Sequence[Member], clients: Sequence[redis.asyncio.Redis], n_primaries: int) -> None:
-    is_new = all([(await _info(client))["cluster_known_nodes"] == "1" for client in clients])
-    if is_new:
-        await _divide_slots(clients[:n_primaries])
+    await _divide_slots(clients[:n_primaries])
     for member in servers[1:]:
         await _say(clients[0], "MEET", *member)
     await _all_become(clients, lambda client: _knows(client, len(clients)))
-    if is_new:
-        for index, replica in enumerate(clients[n_primaries:]):
-            primary = await _say(clients[index % n_primaries], "MYID")
-            await _say(replica, "REPLICATE", primary)
+    for index, replica in enumerate(clients[n_primaries:]):
+        primary = await _say(clients[index % n_primaries], "MYID")
+        await _say(replica, "REPLICATE", primary)
     await _all_become(clients, _is_well)
 
 
@@ -70,7 +66,7 @@ async def _all_become(
     clients: Sequence[redis.asyncio.Redis], is_so: Callable[[redis.asyncio.Redis], Awaitable[bool]]
 ) -> None:
     for client in clients:
-        while not await is_so(client):  # noqa: ASYNC110  # of another process
+        while not await is_so(client):  # of another process
             await asyncio.sleep(_POLL_S)
 
 

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.servers import ServerProcess
 
+from inferflux.cli.stack import servers
+from inferflux.cli.stack.servers import LOOPBACK, free_port
 from inferflux.common.contract.errors import Unavailable
-from inferflux.common.servers import servers
-from inferflux.common.servers.servers import LOOPBACK, ServerProcess, free_port
 
 
 @pytest.fixture(params=["nats", "valkey"])
@@ -67,12 +68,15 @@ def test_a_server_that_does_not_answer_times_out(tmp_path: Path) -> None:
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from inferflux.common.servers.servers import ServerProcess\n"
+        "from harness.servers import ServerProcess\n"
         "s = ServerProcess.nats(Path(sys.argv[1])); s.start(); s.wait_ready()\n"
         "print(s.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "nats")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(tmp_path / "nats")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())

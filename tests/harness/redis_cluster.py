@@ -1,4 +1,4 @@
-"""A Redis Cluster on this machine, with a password: for tests and benchmarks."""
+"""A Redis Cluster on this machine, with a password."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Self
 
 import redis.asyncio
 import redis.asyncio.cluster
+from harness.cluster_forming import Member, form
+from harness.servers import ServerProcess, configured
 from redis.crc import key_slot
 
-from inferflux.common.redis.redis_cluster.forming import Member, form
+from inferflux.cli.stack.servers import LOOPBACK, free_port, valkey_command
 from inferflux.common.redis.redis_cluster.slots import SlotMap, read_map
 
-from .servers import LOOPBACK, ServerProcess, ValkeyMember, free_port, valkey_command
-
-PASSWORD = "of/servers@1"  # noqa: S105  # of tests
+PASSWORD = "of/servers@1"  # of tests
 
 
 class ClusterServers:
@@ -90,7 +90,17 @@ class ClusterServers:
                 await asyncio.sleep(0.02)
 
     def _server(self, at: Member, directory: Path) -> ServerProcess:
-        port = at.port
-        member = ValkeyMember(at.bus_port, password=PASSWORD, node_timeout_ms=self._node_timeout_ms)
-        command = [*valkey_command(port, directory, member=member), "--requirepass", PASSWORD]
-        return ServerProcess(command, port=port, name="valkey-server", log_path=directory / "log")
+        lines = [
+            "cluster-enabled yes",
+            f"cluster-port {at.bus_port}",
+            f"cluster-announce-ip {LOOPBACK}",
+            f"cluster-node-timeout {self._node_timeout_ms}",
+            # While one primary is lost, the others serve what they have.
+            "cluster-require-full-coverage no",
+            "cluster-allow-replica-migration no",
+            # A replica that comes gets its copy at once.
+            "repl-diskless-sync-delay 0",
+            f'masterauth "{PASSWORD}"',
+        ]
+        command = [*configured(valkey_command(at.port, directory), lines), "--requirepass", PASSWORD]
+        return ServerProcess(command, port=at.port, name="valkey-server", log_path=directory / "log")

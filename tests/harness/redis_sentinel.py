@@ -1,21 +1,19 @@
-"""A primary and a replica of Redis, and three sentinels that watch them: for tests and benchmarks.
-
-All on this machine, with passwords.
-"""
+"""A primary and a replica of Redis, and three sentinels that watch them, on this machine, with passwords."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import redis.asyncio
+from harness.servers import ServerProcess, sentinel_command, watched_command
 
-from .servers import LOOPBACK, ServerProcess, free_port, sentinel_command, valkey_command
-from .watched_ready import primary_port, until_followed, until_watched
-from .watched_servers import N_SENTINELS, SERVICE, Watched
+from inferflux.cli.stack.servers import LOOPBACK, free_port
+from inferflux.common.servers.fleet_files import SERVICE, Watched
 
+N_SENTINELS = 3
 PASSWORD, OF_SENTINELS = "of/servers@1", "of-sentinels"
 
 
@@ -47,8 +45,8 @@ class SentinelServers:
         # What follows when a sentinel first asks the primary, it knows at once; what comes later, in 10 s.
         await self.replicates()
         await self._start(self.sentinels)
-        at = [(LOOPBACK, each.port) for each in self.sentinels]
-        await until_watched(self._watched, at, n_replicas=1)
+        for index in range(N_SENTINELS):
+            await _until(lambda index=index: self._is_watching(index))  # type: ignore[misc]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -59,9 +57,9 @@ class SentinelServers:
         """A client of one server."""
         return redis.asyncio.Redis(port=self.servers[index].port, password=PASSWORD)
 
-    async def primary_of(self, _key: str) -> int:
+    async def primary_of(self, _key: str = "") -> int:
         """Index of the primary, as a sentinel reports it."""
-        port = await primary_port(self._watched, (LOOPBACK, self.sentinels[0].port))
+        port = int((await self._told(0))["port"])
         return next(i for i, each in enumerate(self.servers) if each.port == port)
 
     @staticmethod
@@ -70,8 +68,26 @@ class SentinelServers:
         return 1 - index
 
     async def replicates(self, index: int = 1) -> None:
-        """Return when this server follows the other one."""
-        await until_followed(self._watched, [(LOOPBACK, self.servers[index].port)])
+        """Return when this server has what the primary has, or is it."""
+        async with self.at(index) as client:
+
+            async def is_so() -> bool:
+                state = await client.info("replication")
+                return bool(state.get("master_link_status", "up") == "up")
+
+            await _until(is_so)
+
+    async def _is_watching(self, index: int) -> bool:
+        """True if a sentinel knows the others and the replica: from then on the replica can take over."""
+        told = await self._told(index)
+        return (int(told["num-other-sentinels"]), int(told["num-slaves"])) == (N_SENTINELS - 1, 1)
+
+    async def _told(self, index: int) -> dict[str, Any]:
+        """State of the servers, as a sentinel reports it."""
+        port = self.sentinels[index].port
+        async with redis.asyncio.Redis(port=port, password=OF_SENTINELS) as client:
+            masters: Any = await client.sentinel_masters()
+        return dict(masters[SERVICE])
 
     @staticmethod
     async def _start(processes: Sequence[ServerProcess]) -> None:
@@ -81,10 +97,16 @@ class SentinelServers:
             await asyncio.to_thread(process.wait_ready)
 
     def _server(self, port: int, directory: Path) -> ServerProcess:
-        command = [*valkey_command(port, directory, watched=self._watched), "--requirepass", PASSWORD]
+        command = [*watched_command(port, directory, self._watched), "--requirepass", PASSWORD]
         return ServerProcess(command, port=port, name="valkey-server", log_path=directory / "log")
 
     def _sentinel(self, directory: Path) -> ServerProcess:
         port = free_port()
         command = sentinel_command(port, directory, self._watched)
         return ServerProcess(command, port=port, name="valkey-sentinel", log_path=directory / "log")
+
+
+async def _until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(30):
+        while not await is_so():  # of another process
+            await asyncio.sleep(0.05)
