@@ -186,7 +186,7 @@ async def test_each_model_does_what_it_is_there_for(stack: Stack, client: AsyncC
 async def test_an_engine_that_dies_costs_no_call_and_no_stream(stack: Stack, client: AsyncClient) -> None:
     raw = Client(stack.endpoint, stack.api_key)
     streaming = asyncio.create_task(raw.ask(prompt("Once upon a time", max_tokens=60)))
-    calls = [asyncio.create_task(client.embed(TEXTS * 40, model="minilm")) for _ in range(4)]
+    calls = [asyncio.create_task(client.embed(TEXTS * 12, model="minilm")) for _ in range(4)]
     embedders = [
         process
         for process in psutil.Process().children(recursive=True)
@@ -196,7 +196,7 @@ async def test_an_engine_that_dies_costs_no_call_and_no_stream(stack: Stack, cli
     for process in embedders:
         os.kill(process.pid, signal.SIGKILL)
     answers = await asyncio.gather(*calls)
-    assert all(len(vectors) == len(TEXTS) * 40 for vectors in answers)
+    assert all(len(vectors) == len(TEXTS) * 12 for vectors in answers)
     assert np.allclose(answers[0], answers[1], atol=1e-4)
     await streaming
     await raw.close()

@@ -17,6 +17,7 @@ import pytest
 from harness.audit import AUDIT_KEY
 from harness.gateway import Backend, Client, GatewayProcess, StartGateway, until
 from harness.http_client import HttpClient
+from harness.inferctl import run
 
 from inferflux.common.calls import grpc_client, grpc_metadata
 from inferflux.common.calls.audit.chain import AuditKeys, read_head
@@ -228,15 +229,15 @@ async def test_calls_are_refused_while_the_disk_is_full_where_that_is_set(
 def test_a_trail_that_cannot_be_written_stops_the_start_and_names_its_variable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     environment = {"INFERFLUX_AUDIT_DIR": str(tmp_path / "file" / "audit"), "PATH": ""}
-    run = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-m", "inferflux.gateway"],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.returncode == 2
-    assert "INFERFLUX_AUDIT_DIR" in run.stderr
+    assert ran.returncode == 2
+    assert "INFERFLUX_AUDIT_DIR" in ran.stderr
 
 
 async def test_inferctl_names_the_first_line_that_was_changed(
@@ -250,33 +251,31 @@ async def test_inferctl_names_the_first_line_that_was_changed(
     (folder,) = chains_of(gateway.audit_dir)
     (path,) = files_of(folder)
 
-    def inferctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).parent / "inferctl"), "admin", "audit", *arguments]
-        environment = {"INFERFLUX_AUDIT_KEY": AUDIT_KEY, "PATH": "", "HOME": str(folder)}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    async def inferctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return await run("admin", "audit", *arguments, env={"INFERFLUX_AUDIT_KEY": AUDIT_KEY})
 
-    good = inferctl("verify", str(gateway.audit_dir), "--json")
+    good = await inferctl("verify", str(gateway.audit_dir), "--json")
     assert good.returncode == 0, good.stderr
     (found,) = json.loads(good.stdout).values()
     assert (found["is_good"], found["is_anchored"], found["warnings"]) == (True, True, [])
-    last = inferctl("tail", str(gateway.audit_dir), "-n", "1", "--json")
+    last = await inferctl("tail", str(gateway.audit_dir), "-n", "1", "--json")
     assert json.loads(last.stdout)["event"] == "closed"
 
     lines = path.read_bytes().splitlines(keepends=True)
     first = json.loads(lines[0])
     noted = f"{first['seq']}:{first['hash']}"
-    assert inferctl("verify", str(gateway.audit_dir), "--head", noted).returncode == 0
-    other = inferctl("verify", str(gateway.audit_dir), "--head", f"1:{'0' * 64}")
+    assert (await inferctl("verify", str(gateway.audit_dir), "--head", noted)).returncode == 0
+    other = await inferctl("verify", str(gateway.audit_dir), "--head", f"1:{'0' * 64}")
     assert "the anchor names another line" in other.stdout
     shutil.copytree(folder, folder.with_name("copy"))
-    either = inferctl("verify", str(gateway.audit_dir), "--head", noted)
+    either = await inferctl("verify", str(gateway.audit_dir), "--head", noted)
     assert (either.returncode, either.stdout) == (1, "")
     assert "--head is of one chain, and there are 2" in either.stderr
     shutil.rmtree(folder.with_name("copy"))
     path.write_bytes(b"".join(lines[:-1]))
-    assert inferctl("verify", str(gateway.audit_dir), "--head", noted).returncode == 1
-    assert inferctl("verify", str(gateway.audit_dir)).returncode == 1
+    assert (await inferctl("verify", str(gateway.audit_dir), "--head", noted)).returncode == 1
+    assert (await inferctl("verify", str(gateway.audit_dir))).returncode == 1
     path.write_bytes(b"".join([lines[0], lines[1].replace(b"acme", b"evil"), *lines[2:]]))
-    bad = inferctl("verify", str(gateway.audit_dir))
+    bad = await inferctl("verify", str(gateway.audit_dir))
     assert bad.returncode == 1
     assert f"FIRST BAD LINE {path}:2" in bad.stdout
