@@ -9,7 +9,7 @@ SELECT ?= -m "not long"
 BUF ?= $(shell command -v buf || echo node_modules/.bin/buf)
 CALLS ?= 50000
 CASES ?= chaos
-DISTRIBUTIONS := libs/api libs/client libs/common services/gateway services/scheduler services/worker services/policy cli
+DISTRIBUTIONS := libs/api libs/client libs/common services/gateway services/scheduler services/worker services/policy convert cli
 
 # llama-cpp-python has no wheels: it is built for this machine, once; pip keeps the result in its cache.
 # Two instruction sets are left out:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress
 
-from inferflux.cli.conversion.writing import Target, file_type, kind_of, write_tensors
+from inferflux.convert.writing import Target, file_type, kind_of, write_tensors
 
 Weights = npt.NDArray[np.float32]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from inferflux.cli.conversion import convert
-from inferflux.cli.conversion.out_types import OutType
+from inferflux.convert import convert
+from inferflux.convert.out_types import OutType
 
 
 def minilm_folder() -> Path | None:

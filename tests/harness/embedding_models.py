@@ -14,8 +14,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from inferflux.cli.conversion.safetensors import read_file
-from inferflux.cli.conversion.vocabulary import special_pieces, word_pieces
+from inferflux.convert.safetensors import read_file
+from inferflux.convert.vocabulary import special_pieces, word_pieces
 from tools.minilm import minilm_folder, write_minilm
 
 Vector = npt.NDArray[np.float64]

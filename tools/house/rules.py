@@ -37,7 +37,7 @@ _DISTRIBUTED_AS = {
     "yaml": "pyyaml",
 }
 # Distributions from the top down: one imports others below it alone.
-_LEVELS = ["cli", "gateway", "scheduler", "worker", "policy", "client", "common", "api"]
+_LEVELS = ["cli", "convert", "gateway", "scheduler", "worker", "policy", "client", "common", "api"]
 Projects = Mapping[str, Mapping[str, Any]]
 
 

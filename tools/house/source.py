@@ -10,7 +10,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = ["libs/api", "libs/client", "libs/common"]
-DISTRIBUTIONS += ["services/gateway", "services/policy", "services/scheduler", "services/worker", "cli"]
+DISTRIBUTIONS += [
+    "services/gateway",
+    "services/policy",
+    "services/scheduler",
+    "services/worker",
+    "convert",
+    "cli",
+]
 GENERATED = "libs/api/inferflux/v1/"
 
 

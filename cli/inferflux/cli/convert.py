@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from .conversion.out_types import OutType
 from .reach.command import make_console
 from .reach.errors import CommandError
 from .show.bars import bar
 from .show.tables import bytes_words
+
+OutTypeName = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+"""Values of `inferflux.convert.out_types.OutType`, which may not be installed."""
 
 
 def convert(
@@ -27,18 +29,22 @@ def convert(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="By default DIR's name and the type, here.")
     ] = None,
-    outtype: Annotated[OutType, typer.Option(help="What matrices are stored in.")] = OutType.F16,
+    outtype: Annotated[OutTypeName, typer.Option(help="What matrices are stored in.")] = "f16",
     name: Annotated[str, typer.Option(help="What the file calls the model; DIR's name by default.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Make a GGUF file of a folder of safetensors, on this machine. No code of the model is run."""
-    from .conversion import ConversionError
-    from .conversion import convert as convert_folder
+    try:
+        from inferflux.convert import ConversionError
+        from inferflux.convert import convert as convert_folder
+        from inferflux.convert.out_types import OutType
+    except ModuleNotFoundError as error:
+        raise CommandError(f"there is no module {error.name}: pip install inferflux-convert") from None
 
     given = folder.expanduser()
     if not given.is_dir():
         raise CommandError(f"{folder} is no folder")
-    path = out.expanduser() if out is not None else Path(f"{given.resolve().name}-{outtype.value}.gguf")
+    path = out.expanduser() if out is not None else Path(f"{given.resolve().name}-{outtype}.gguf")
     if path.is_dir():
         raise CommandError(f"{path} is a folder")
     if path.exists() and not force:
@@ -51,7 +57,7 @@ def convert(
             made = convert_folder(
                 given,
                 path,
-                out_type=outtype,
+                out_type=OutType(outtype),
                 name=name,
                 on_progress=lambda done, total: progress.update(task, completed=done, total=total),
             )

@@ -14,10 +14,10 @@ import pytest
 from harness.embedding_models import Bert, minilm, minilm_gguf
 from harness.hf_folders import BYTE_TOKENS, CONTEXT, TEMPLATE, decoder, write_bert, write_sentencepiece
 
-from inferflux.cli.conversion import convert
-from inferflux.cli.conversion.out_types import OutType
 from inferflux.common.llama.native import llama
 from inferflux.common.llama.vocab import Vocab
+from inferflux.convert import convert
+from inferflux.convert.out_types import OutType
 from inferflux.v1 import engine_pb2, model_pb2
 from inferflux.worker.embedder.backend import Backend
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gguf
 import numpy as np
@@ -16,8 +17,9 @@ from harness.hf_folders import DIM, byte_level_tokenizer, decoder, write_bert, w
 from typer.testing import CliRunner
 
 from inferflux.cli.app import app
-from inferflux.cli.conversion import ConversionError, convert
-from inferflux.cli.conversion.out_types import OutType
+from inferflux.cli.convert import OutTypeName
+from inferflux.convert import ConversionError, convert
+from inferflux.convert.out_types import OutType
 
 Break = Callable[[Path], object]
 
@@ -211,7 +213,7 @@ def test_a_disk_that_is_too_small_is_refused_with_both_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("inferflux.cli.conversion.writing.shutil.disk_usage", lambda _path: free)
+    monkeypatch.setattr("inferflux.convert.writing.shutil.disk_usage", lambda _path: free)
     with pytest.raises(ConversionError, match=r"bytes are needed, and 1,000 are free"):
         convert(decoder("llama").write(tmp_path / "model"), tmp_path / "out.gguf")
 
@@ -276,3 +278,15 @@ def test_the_command_writes_beside_itself_and_replaces_nothing_unasked(
     assert "is there already" in str(again.exception)
     assert run.invoke(app, ["models", "convert", "tiny", "--outtype", "q8_0", "--force"]).exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", "tiny-q8_0.gguf"]
+
+
+def test_the_command_knows_the_types_of_the_converter() -> None:
+    assert list(get_args(OutTypeName)) == list(OutType)
+
+
+def test_the_command_says_what_to_install_where_there_is_no_converter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "inferflux.convert", None)
+    result = CliRunner().invoke(app, ["models", "convert", str(tmp_path)])
+    assert str(result.exception) == "there is no module inferflux.convert: pip install inferflux-convert"

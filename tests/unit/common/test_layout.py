@@ -51,7 +51,9 @@ def test_the_sources_are_found() -> None:
     assert SUBJECTS in [module.path for module in sources("libs")]
     assert {"gateway", "policy", "scheduler", "worker"} <= set(SERVICES)
     projects = [
-        path for where in ("libs/*", "services/*", "cli") for path in ROOT.glob(f"{where}/pyproject.toml")
+        path
+        for where in ("libs/*", "services/*", "convert", "cli")
+        for path in ROOT.glob(f"{where}/pyproject.toml")
     ]
     assert {path.parent.relative_to(ROOT).as_posix() for path in projects} == set(source.DISTRIBUTIONS)
 

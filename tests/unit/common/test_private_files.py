@@ -103,7 +103,7 @@ def test_no_other_file_of_the_services_writes_and_renames_by_itself() -> None:
     root = Path(__file__).parents[3]
     found = [
         path.relative_to(root).as_posix()
-        for folder in ("services", "libs", "cli")
+        for folder in ("services", "libs", "convert", "cli")
         for path in (root / folder).rglob("*.py")
         if ".rename(" in (text := path.read_text()) or ".replace(path" in text or "os.replace(" in text
     ]

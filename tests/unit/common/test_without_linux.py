@@ -95,7 +95,7 @@ async def test_a_process_starts_where_it_cannot_be_bound_to_cores(
 
 def test_every_call_that_only_linux_has_is_looked_for_first() -> None:
     unguarded = []
-    for folder in ("services", "libs", "cli"):
+    for folder in ("services", "libs", "convert", "cli"):
         for path in (ROOT / folder).rglob("*.py"):
             source = path.read_text()
             for name in LINUX_ONLY:

@@ -112,7 +112,9 @@ def test_the_map_has_a_row_for_each_room_and_a_file_that_is_in_it() -> None:
         r"^\| (`.+/`) \| .+ \| `(\w+\.py)` \|$", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
     )
     on_map = {folder for folders, _ in rows for folder in re.findall(r"`(.+?)/`", folders)}
-    trees = [path for name in ("services/*", "libs/*", "cli") for path in ROOT.glob(f"{name}/inferflux")]
+    trees = [
+        path for name in ("services/*", "libs/*", "convert", "cli") for path in ROOT.glob(f"{name}/inferflux")
+    ]
     rooms = {
         str(path.parent.relative_to(tree))
         for tree in trees
@@ -128,10 +130,10 @@ def test_the_map_has_a_row_for_each_room_and_a_file_that_is_in_it() -> None:
 def test_the_version_is_in_one_place_and_the_changelog_begins_with_it() -> None:
     projects = [
         path.read_text()
-        for where in ("libs/*", "services/*", "cli")
+        for where in ("libs/*", "services/*", "convert", "cli")
         for path in ROOT.glob(f"{where}/pyproject.toml")
     ]
-    assert len(projects) == 8
+    assert len(projects) == 9
     assert all(re.search(r'^path = "(\.\./)+VERSION"$', project, re.MULTILINE) for project in projects)
     headings = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == (ROOT / "VERSION").read_text().strip()

@@ -22,7 +22,7 @@ _OWN_IN_PYTHON = re.compile(
 _CHECKS_OF_WORDS = {"test_pages.py", "test_words.py"}
 _PYTHON = [
     path
-    for folder in ("libs", "services", "cli", "examples", "benchmarks", "tests")
+    for folder in ("libs", "services", "convert", "cli", "examples", "benchmarks", "tests")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if not path.stem.endswith(("_pb2", "_pb2_grpc")) and path.name not in _CHECKS_OF_WORDS
 ]
