@@ -34,6 +34,7 @@ class Line:
             "priority", aging_s=AGING_S, running=self.running, is_urgent=_is_urgent
         )
         self._arrivals = 0
+        self._run: dict[str, list[Job]] = {}
 
     def push(self, tenant: str, *, priority: int = 0, at: float = 0.0) -> Job:
         self._arrivals += 1
@@ -43,8 +44,15 @@ class Line:
 
     def run(self, tenant: str, requests: int) -> None:
         for _ in range(requests):
-            self.running.add(make_job(0, tenant=tenant))
+            job = make_job(0, tenant=tenant)
+            self.running.add(job)
+            self._run.setdefault(tenant, []).append(job)
             self.policy.on_running(tenant)
+
+    def end(self, tenant: str) -> None:
+        """One of a tenant's ends."""
+        self.running.remove(self._run[tenant].pop())
+        self.policy.on_running(tenant)
 
     def serve(self) -> Job:
         """The next takes a place."""
@@ -151,8 +159,7 @@ def test_the_first_is_always_the_one_that_the_rule_names(steps: list[tuple[str, 
             line.policy.put_back(waiting[which % len(waiting)])
         elif what == "end" and running[tenant]:
             running[tenant] -= 1
-            line.running.remove(make_job(0, tenant=tenant))
-            line.policy.on_running(tenant)
+            line.end(tenant)
         assert len(line.policy) == len(waiting)
         assert set(line.policy) == set(waiting)
         assert line.policy.first() is _named(waiting, running)

@@ -265,5 +265,5 @@ class Orders:
         )
 
     def new_running(self, slots: Callable[[], int]) -> Running:
-        """Count of what runs of a model that has so many slots: of nothing yet."""
+        """Count of what runs of a model with these slots: of nothing yet."""
         return Running(ordinary_share=self._ordinary_share, is_urgent=self._is_urgent, slots=slots)
