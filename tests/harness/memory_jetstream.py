@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from inferflux.common.bus import jetstream
-from inferflux.common.bus.nats_client import encode_headers
+from inferflux.common.bus.pinned_nats import encode_headers
 from inferflux.common.contract.subjects import matches
 
 _API = "$JS.API."

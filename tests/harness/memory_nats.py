@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from inferflux.common.bus import Bus
 from inferflux.common.bus.client import OUTBOUND_LIMIT_BYTES, OnMessage, OutboundFullError, TooLargeError
-from inferflux.common.bus.nats_client import check_subject, encode_headers
+from inferflux.common.bus.pinned_nats import check_subject, encode_headers
 from inferflux.common.contract.subjects import matches
 
 from .memory_jetstream import MemoryJetStream

@@ -15,8 +15,8 @@ from harness.servers import ServerProcess
 
 from inferflux.cli.stack.servers import free_port
 from inferflux.common.bus import Bus, Message, StreamLimits
-from inferflux.common.bus.nats_client import decode_headers, encode_headers
 from inferflux.common.bus.objects import ObjectBucket
+from inferflux.common.bus.pinned_nats import decode_headers, encode_headers
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import Internal, InvalidArgument, NotFound, Unavailable
 from inferflux.common.process import metrics

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from inferflux.gateway.http.front.protocol import Connections
+from inferflux.gateway.http.front.pinned_uvicorn import Connections
 from inferflux.gateway.http.server import HttpServer
 
 StartServer = Callable[[Connections], Awaitable[HttpServer]]

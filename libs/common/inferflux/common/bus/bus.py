@@ -25,8 +25,8 @@ from .healing import Healer
 from .jobs import JobConsumer
 from .key_value import KeyValueBucket
 from .link import Link, Reply
-from .nats_client import NatsClient
 from .objects import ObjectBucket
+from .pinned_nats import NatsClient
 from .serving import ERROR_CODE_HEADER, ERROR_HEADER, ERROR_REASON_HEADER, Message, Subscription
 from .token_stream import TokenSubscription
 

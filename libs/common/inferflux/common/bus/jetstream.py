@@ -12,7 +12,7 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
 
 from .link import ApiError, Link, Reply
-from .nats_client import decode_headers
+from .pinned_nats import decode_headers
 
 NANOSECONDS = 1_000_000_000
 DUPLICATE_WINDOW_S = 120

@@ -23,7 +23,7 @@ from inferflux.common.process.tasks import cancel_all
 
 from . import jetstream
 from .link import ApiError, Link
-from .nats_client import decode_headers
+from .pinned_nats import decode_headers
 from .server_clock import ServerClock
 
 log = logs.get()

@@ -19,7 +19,7 @@ from inferflux.common.contract.errors import (
 )
 
 from .client import Client, OutboundFullError, TooLargeError
-from .nats_client import decode_headers
+from .pinned_nats import decode_headers
 
 _API_TIMEOUT_S = 5.0
 # A burst larger than the outbound buffer waits this long for the socket before it is refused.

@@ -12,7 +12,7 @@ from inferflux.common.contract.errors import InferFluxError, Internal
 from inferflux.common.process import logs, metrics
 from inferflux.common.process.bad_messages import BadMessages, LogThrottle
 
-from .nats_client import decode_headers, decode_subject
+from .pinned_nats import decode_headers, decode_subject
 
 log = logs.get()
 

@@ -15,27 +15,14 @@ from inferflux.common.process.tls import ServerTls
 
 from . import grpc_noise
 from .audit.writer import NO_AUDIT, AuditTrail
-from .grpc_aio import AioServer
 from .grpc_interceptor import Admit, RequestInterceptor
 from .grpc_options import SERVER_OPTIONS, Option
 from .grpc_rules import MethodRule
 from .grpc_tls import server_credentials
+from .pinned_grpc import AioServer, Health
 
 # Of calls that run when a server leaves: `stop` ends them before.
 _LEAVE_LIMIT_S = 86_400.0
-
-
-class _Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """grpc's servicer, which has no `List`."""
-
-    async def List(  # noqa: N802
-        self,
-        request: object,  # noqa: ARG002
-        context: object,  # noqa: ARG002
-    ) -> health_pb2.HealthListResponse:
-        answer = health_pb2.HealthCheckResponse
-        statuses = {name: answer(status=status) for name, status in self._server_status.items()}
-        return health_pb2.HealthListResponse(statuses=statuses)
 
 
 class GrpcServer:
@@ -47,7 +34,7 @@ class GrpcServer:
         self._is_serving = False
         # Services that serve or do not whatever the whole does.
         self._apart: dict[str, bool] = {}
-        self._health = _Health()
+        self._health = Health()
         self._health_changes = Background()
         self._leaving: asyncio.Future[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

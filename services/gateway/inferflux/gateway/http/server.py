@@ -18,8 +18,8 @@ from inferflux.common.contract.errors import Unavailable
 from inferflux.common.process.tasks import cancel_all
 from inferflux.common.process.tls import ServerTls
 
-from .front.protocol import Connections, protocol_factory
-from .front.websocket_protocol import websocket_factory
+from .front.pinned_uvicorn import Connections, protocol_factory
+from .front.pinned_uvicorn_websocket import websocket_factory
 from .paths.websocket import MAX_MESSAGE_BYTES
 
 _BACKLOG = 1024

@@ -22,6 +22,7 @@ from typing import Any
 import grpc.aio
 from grpc._cython import cygrpc
 from grpc.aio import _server as aio_server
+from grpc_health.v1 import health, health_pb2
 
 from .grpc_options import Option
 
@@ -129,3 +130,16 @@ class AioServer(_aio.Server):  # type: ignore[misc]
         self._loop = _grpc.get_working_loop()
         arguments = _aio._augment_channel_arguments(options, None)  # noqa: SLF001
         self._server = _AioServer(self._loop, interceptors, arguments, most_at_once)
+
+
+class Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """grpc's servicer, which has no `List`."""
+
+    async def List(  # noqa: N802
+        self,
+        request: object,  # noqa: ARG002
+        context: object,  # noqa: ARG002
+    ) -> health_pb2.HealthListResponse:
+        answer = health_pb2.HealthCheckResponse
+        statuses = {name: answer(status=status) for name, status in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
