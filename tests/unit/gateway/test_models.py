@@ -13,7 +13,8 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InvalidArgument, NotFound, Unavailable
 from inferflux.common.contract.known_workers import MAX_WORKERS
 from inferflux.gateway.models.hosts import LIVE_S
-from inferflux.gateway.models.models import REMEMBERED_S, ModelRegistry, ModelTable
+from inferflux.gateway.models.models import ModelRegistry
+from inferflux.gateway.models.table import REMEMBERED_S, ModelTable
 from inferflux.gateway.policy.caller import Caller
 from inferflux.v1 import model_pb2, scheduler_pb2
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inferflux.common.calls.grpc_interceptor import caller_as
+from inferflux.common.contract.errors import Unavailable, from_code
 from inferflux.common.contract.models import admin_limits
 from inferflux.common.contract.models.model_names import allows
 from inferflux.common.contract.models.model_sources import model_name_of, parse_source
-from inferflux.gateway.models.models import ModelRegistry
+from inferflux.gateway.models.models import HEARTBEAT_S, ModelRegistry
 from inferflux.gateway.operator.admin_audit import ChangeAudit
 from inferflux.gateway.operator.scheduler_admin import SchedulerAdmin
 from inferflux.gateway.policy.caller import Caller
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     import grpc
 
     Context = grpc.aio.ServicerContext[Any, Any]
+
+# A host that has not told of a job for this long has ended.
+_JOB_GONE_S = 10.0
 
 
 class ModelServicer(model_pb2_grpc.ModelServiceServicer):
@@ -105,7 +110,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         about = {"model": request.name, "source": source.shown, "host_id": request.host_id}
         with self._audit.change("Pull", **about):
             begun = await self._scheduler.pull_model(request)
-        async with aclosing(self._models.follow(begun)) as jobs:
+        async with aclosing(_followed(self._models, begun)) as jobs:
             async for job in jobs:
                 yield model_pb2.PullResponse(job=job)
 
@@ -124,6 +129,33 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
         caller_as(Caller).check_model(request.name)
         with self._audit.change("VerifyModel", model=request.name, host_id=request.host_id):
             begun = await self._scheduler.verify_model(request)
-        async with aclosing(self._models.follow(begun)) as jobs:
+        async with aclosing(_followed(self._models, begun)) as jobs:
             async for job in jobs:
                 yield model_pb2.VerifyModelResponse(job=job)
+
+
+async def _followed(
+    models: ModelRegistry, job: model_pb2.StoreJob
+) -> AsyncGenerator[model_pb2.StoreJob, None]:
+    """A job of a host's store, each time that it is further; the last one is done.
+
+    Raises:
+        Unavailable: its host does not tell of it any more.
+        InferFluxError: it has failed.
+    """
+    seen_s = time.monotonic()
+    yield job
+    while job.state == model_pb2.STORE_JOB_STATE_RUNNING:
+        await models.reports_within(HEARTBEAT_S)
+        found = models.hosts.store_job(job.host_id, job.job_id)
+        if found is not None:
+            seen_s = time.monotonic()
+        elif time.monotonic() - seen_s > _JOB_GONE_S:
+            message = f"host {job.host_id} does not tell of it any more: a pull can be resumed"
+            raise Unavailable(message, reason="HOST_GONE")
+        if found is not None and found != job:
+            job = found
+            if job.state != model_pb2.STORE_JOB_STATE_FAILED:
+                yield job
+    if job.state == model_pb2.STORE_JOB_STATE_FAILED:
+        raise from_code(job.code, job.message, reason=job.reason, field=job.field)
