@@ -113,7 +113,7 @@ def test_no_other_file_of_the_services_writes_and_renames_by_itself() -> None:
         "cli/inferflux/cli/stack/supervisor.py",  # a log that is set aside
         "libs/common/inferflux/common/process/child/scratch.py",  # a lock, once it is held
         "libs/common/inferflux/common/process/private_files.py",
-        "services/gateway/inferflux/gateway/request/spans.py",  # of a span
+        "services/gateway/inferflux/gateway/request/call.py",  # of a span
         "services/worker/inferflux/worker/engine/tiers/folder.py",  # a whole file into another folder
         "services/worker/inferflux/worker/store/folder.py",  # whole folders
         "services/worker/inferflux/worker/store/pulling.py",  # a finished file is a part again

@@ -20,7 +20,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _VARIABLE = re.compile(r"\b((?:INFERFLUX|OTEL)_[A-Z_]*[A-Z])\b")
-# `gateway/request/submit.py` stands for services/gateway/inferflux/gateway/request/submit.py; so does
+# `gateway/request/queue.py` stands for services/gateway/inferflux/gateway/request/queue.py; so does
 # `engine/x.py` for one of the worker.
 _FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]*\.(?:py|proto|yml|toml|sh|gguf|md|json))`")
 _BENCHMARK = re.compile(r"(?<![\w/])benchmarks[./](?!results)([a-z_]\w*(?:\.(?!py\b)[a-z_]\w*)*)")

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from inferflux.gateway.answers.key import IRRELEVANT, IRRELEVANT_OF_FORMAT, is_repeatable, key_of, name_of
-from inferflux.gateway.request.submit import resolve
+from inferflux.gateway.request.preparation import resolve
 from inferflux.v1 import generation_pb2, scheduler_pb2
 
 Params = generation_pb2.GenerationParams

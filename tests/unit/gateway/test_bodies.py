@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
+from inferflux.common.process.tasks import LARGE_BYTES, off_loop_if_large
 from inferflux.gateway.http.openai.bodies import TokenizeBody
 from inferflux.gateway.http.paths.reading import parse
-from inferflux.gateway.request.off_loop import LARGE_BYTES, off_loop_if_large
 
 
 @pytest.mark.parametrize(("n_bytes", "is_on_loop"), [(LARGE_BYTES, True), (LARGE_BYTES + 1, False)])

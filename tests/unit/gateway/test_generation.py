@@ -18,18 +18,16 @@ from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import AlreadyExists, InferFluxError, ResourceExhausted, Unavailable
 from inferflux.common.process.tasks import Background
 from inferflux.common.tracing import OFF
+from inferflux.gateway.answers.cache import AnswerCache, Query
+from inferflux.gateway.answers.record import Recorder
 from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.policy.caller import Caller
-from inferflux.gateway.policy.ledger import Ledger
-from inferflux.gateway.policy.reservations import Reservations
 from inferflux.gateway.request.call import Call
-from inferflux.gateway.request.generation import Generation, Services
+from inferflux.gateway.request.generation import Generation
+from inferflux.gateway.request.preparation import Prepared
+from inferflux.gateway.request.services import Services
 from inferflux.gateway.request.streams import Streams
-from inferflux.gateway.request.submit import Submitter
-from inferflux.gateway.stream.canceller import Canceller
-from inferflux.gateway.stream.readers import ReaderReports
 from inferflux.gateway.stream.relay import RelayLimits
-from inferflux.gateway.stream.stream_guards import StreamGuards
 from inferflux.v1 import (
     answers_pb2,
     generation_pb2,
@@ -42,6 +40,9 @@ from inferflux.v1 import (
 
 CARD = model_pb2.ModelCard(name="demo")
 STOP = generation_pb2.FINISH_REASON_STOP
+ANSWER = answers_pb2.CachedAnswer(
+    chunks=[tokens_pb2.TokenChunk(offset=i, token_ids=[7], text="x") for i in range(3)], reason=STOP
+)
 
 
 class ScriptedBus:
@@ -113,6 +114,13 @@ class ScriptedBus:
         pass
 
 
+class OneAnswer:
+    """An answer cache that knows one answer."""
+
+    async def find(self, _query: Query) -> answers_pb2.CachedAnswer:
+        return ANSWER
+
+
 class Stage:
     """A gateway's services around the scripted bus."""
 
@@ -125,23 +133,19 @@ class Stage:
         bus = cast("Bus", self.bus)
         background = Background()
         self.streams = Streams(10)
-        self.reports = ReaderReports(bus, timeout_s=1)
         self.background = background
-        self._services = Services(
-            bus=bus,
-            submitter=Submitter(bus),
-            canceller=Canceller(bus, background, timeout_s=1),
-            reader_reports=self.reports,
-            reservations=Reservations(self),
-            guards=StreamGuards(self),
-            ledger=Ledger(self, background, NO_AUDIT),
-            metrics=GatewayMetrics(CollectorRegistry()),
-            background=background,
+        self._services = Services.over(
+            bus,
+            self,
+            background,
+            GatewayMetrics(CollectorRegistry()),
+            NO_AUDIT,
             streams=self.streams,
             relay_limits=RelayLimits(drop_check_s=0.01, gap_retry_s=0.01, gap_limit_s=gap_limit_s),
-            tracer=OFF,
-            trail=NO_AUDIT,
+            cancel_timeout_s=1,
+            answers=cast("AnswerCache", OneAnswer()),
         )
+        self.reports = self._services.readers.reports
 
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
         del request
@@ -162,9 +166,11 @@ class Stage:
     async def settle(self, request: policy_pb2.SettleRequest) -> None:
         self.settled.append(request)
 
-    def generation(self, method: str = "Generate", *, is_id_chosen: bool = False) -> Generation:
+    def generation(
+        self, method: str = "Generate", *, is_id_chosen: bool = False, reserves: bool = False
+    ) -> Generation:
         model = "" if method == "Resume" else "demo"
-        caller = Caller("acme", "key", guards_stream=self.rules is not None)
+        caller = Caller("acme", "key", guards_stream=self.rules is not None, skips_reserve=not reserves)
         call = Call(
             method, model, "r1", caller, OFF.start("test"), CallContext("r1", is_id_chosen=is_id_chosen)
         )
@@ -174,7 +180,7 @@ class Stage:
         """Have a request refused or accepted; an accepted one is left at once."""
         job = scheduler_pb2.InferenceRequest(request_id="r1", prompt_token_ids=[1, 2], attempt_id=attempt_id)
         async with self.generation() as generation:
-            await generation.submit(CARD, job, prompt_field="prompt")
+            await generation.submit(prepared(job))
 
     def reported(self) -> list[str]:
         """The attempts that the gateway says it reads."""
@@ -189,11 +195,21 @@ class Stage:
         await self.background.finish(5)
 
 
+def prepared(job: scheduler_pb2.InferenceRequest, *, is_cached: bool = False) -> Prepared:
+    """A request that is answered by a job, or from the cache."""
+
+    async def text() -> str:
+        raise NotImplementedError
+
+    query = Query("acme", "demo", b"key", 3, Recorder()) if is_cached else None
+    return Prepared(CARD, job, "prompt", text, query)
+
+
 async def test_a_refused_duplicate_leaves_the_accepted_request_its_reader() -> None:
     stage = Stage()
     job = scheduler_pb2.InferenceRequest(request_id="r1", attempt_id="accepted")
     async with stage.generation() as generation:
-        await generation.submit(CARD, job, prompt_field="prompt")
+        await generation.submit(prepared(job))
         stage.bus.enqueued = False
         refused = [asyncio.create_task(stage.submit(f"refused-{i}")) for i in range(5)]
         while not all(task.done() for task in refused):
@@ -216,12 +232,12 @@ async def test_a_stream_whose_job_the_queue_has_forgotten_is_the_same_calls_alon
     another = scheduler_pb2.InferenceRequest(request_id="r1", attempt_id="later-two")
     async with stage.generation(is_id_chosen=True) as generation:
         with pytest.raises(AlreadyExists, match="was used already"):
-            await generation.submit(CARD, another, prompt_field="prompt")
+            await generation.submit(prepared(another))
     stage.bus.enqueued = Unavailable("it must not be queued", reason="QUEUE_UNAVAILABLE")
     stage.bus.live = [finished("drawn-one")]
     same = scheduler_pb2.InferenceRequest(request_id="r1", attempt_id="later-one")
     async with stage.generation(is_id_chosen=True) as generation:
-        await generation.submit(CARD, same, prompt_field="prompt")
+        await generation.submit(prepared(same))
         assert stage.reported() == ["drawn-one"]
         events = [chunk.WhichOneof("event") async for chunk in generation]
     assert events == ["started", "finished"]
@@ -269,7 +285,7 @@ async def test_the_terminal_chunk_names_the_attempt_whatever_the_scheduler_answe
         stage.bus.reply, stage.bus.stored = late, [finished("a1")]
         async with stage.generation("Resume") as generation:
             await generation.resume(0)
-            await anext(generation)
+            await anext(aiter(generation))
             stage.bus.may_reply.set()
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -280,7 +296,7 @@ async def test_the_terminal_chunk_names_the_attempt_whatever_the_scheduler_answe
 
 async def test_chunks_that_are_stored_after_the_first_look_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """No scheduler knows an answer from the cache, and its chunks may be resumed before they are stored."""
-    monkeypatch.setattr("inferflux.gateway.request.generation._RESUME_WAIT_S", 0.01)
+    monkeypatch.setattr("inferflux.gateway.request.resumption._RESUME_WAIT_S", 0.01)
     stage = Stage()
     stage.bus.stored, stage.bus.looks_before_stored = [finished("a1")], 1
     async with stage.generation("Resume") as generation:
@@ -296,7 +312,7 @@ async def test_the_model_of_a_resumed_stream_is_recorded_by_its_terminal_chunk_o
     stage.bus.reply = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a2", model="of the next attempt")
     async with stage.generation("Resume") as generation:
         await generation.resume(0)
-        await anext(generation)
+        await anext(aiter(generation))
     await stage.end()
     assert [request.model for request in stage.settled] == ["demo"]
 
@@ -305,7 +321,7 @@ async def test_the_model_of_a_resumed_stream_is_recorded_by_its_terminal_chunk_o
     stage.bus.reply = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a1", model="demo")
     async with stage.generation("Resume") as generation:
         await generation.resume(0)
-        await anext(generation)
+        await anext(aiter(generation))
     await stage.end()
     assert [(request.model, request.attempt_id) for request in stage.settled] == [("demo", "a1")]
 
@@ -317,7 +333,7 @@ async def test_a_request_that_has_ended_is_freed_without_the_garbage_collector()
     gc.disable()
     try:
         async with stage.generation() as generation:
-            await generation.submit(CARD, job, prompt_field="prompt")
+            await generation.submit(prepared(job))
             assert [chunk.WhichOneof("event") async for chunk in generation] == ["finished"]
         freed = weakref.ref(generation)
         del generation
@@ -401,17 +417,12 @@ async def test_a_plain_stream_is_resumed_without_its_first_tokens() -> None:
     assert await resumed(stage, 5) == [("x",)]
 
 
-ANSWER = answers_pb2.CachedAnswer(
-    chunks=[tokens_pb2.TokenChunk(offset=i, token_ids=[7], text="x") for i in range(3)], reason=STOP
-)
-
-
 async def answer(stage: Stage, *, window_s: int) -> None:
     job = scheduler_pb2.InferenceRequest(
         request_id="r1", attempt_id="a1", model="demo", resume_window_s=window_s
     )
     async with stage.generation() as generation:
-        await generation.answer(CARD, job, ANSWER)
+        await generation.submit(prepared(job, is_cached=True))
         assert [chunk async for chunk in generation]
     await stage.background.finish(5)
 
@@ -447,9 +458,8 @@ async def guarded(stage: Stage, *, window_s: int = 0) -> list[tokens_pb2.TokenCh
         attempt_id="a1",
         resume_window_s=window_s,
     )
-    async with stage.generation() as generation:
-        await generation.reserve(job)
-        await generation.submit(CARD, job, prompt_field="prompt")
+    async with stage.generation(reserves=True) as generation:
+        await generation.submit(prepared(job))
         return [chunk async for chunk in generation]
 
 
@@ -537,9 +547,8 @@ async def test_an_answer_from_the_cache_is_held_to_guardrails_too() -> None:
     stage = Stage()
     stage.rules = held_to("xxx")
     job = scheduler_pb2.InferenceRequest(request_id="r1", tenant="acme", model="demo", attempt_id="a1")
-    async with stage.generation() as generation:
-        await generation.reserve(job)
-        await generation.answer(CARD, job, ANSWER)
+    async with stage.generation(reserves=True) as generation:
+        await generation.submit(prepared(job, is_cached=True))
         chunks = [chunk async for chunk in generation]
     await stage.end()
     assert told(chunks) == ("", 0, generation_pb2.FINISH_REASON_CONTENT_FILTER)

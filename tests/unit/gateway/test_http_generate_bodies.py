@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from inferflux.common.process.tasks import LARGE_BYTES
 from inferflux.gateway.http.front.exchange import to_json
 from inferflux.gateway.http.openai.bodies import GenerateBody
 from inferflux.gateway.http.openai.generate import to_request
@@ -14,7 +15,6 @@ from inferflux.gateway.http.paths import reading
 from inferflux.gateway.http.paths.reading import BodyReader, parse
 from inferflux.gateway.models.models import ModelRegistry
 from inferflux.gateway.policy.caller import Caller
-from inferflux.gateway.request.off_loop import LARGE_BYTES
 
 
 class Named:

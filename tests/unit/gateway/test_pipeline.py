@@ -25,7 +25,6 @@ from inferflux.common.contract.errors import (
     NotFound,
     PermissionDenied,
     ResourceExhausted,
-    Unauthenticated,
     Unavailable,
 )
 from inferflux.common.process.tasks import Background
@@ -34,17 +33,11 @@ from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.models.models import ModelRegistry
 from inferflux.gateway.models.splits import Splits
 from inferflux.gateway.policy.caller import Caller
-from inferflux.gateway.policy.ledger import Ledger
-from inferflux.gateway.policy.reservations import Reservations
-from inferflux.gateway.request.generation import Services
 from inferflux.gateway.request.pipeline import Pipeline
+from inferflux.gateway.request.services import Services
 from inferflux.gateway.request.streams import Streams
-from inferflux.gateway.request.submit import Submitter
 from inferflux.gateway.request.tools import check_calls, tool_use_of
-from inferflux.gateway.stream.canceller import Canceller
-from inferflux.gateway.stream.readers import ReaderReports
 from inferflux.gateway.stream.relay import RelayLimits
-from inferflux.gateway.stream.stream_guards import StreamGuards
 from inferflux.gateway.tokenizer.control_texts import ControlTexts
 from inferflux.gateway.tokenizer.template_messages import template_messages
 from inferflux.v1 import (
@@ -62,7 +55,7 @@ Params = generation_pb2.GenerationParams
 
 
 class Policy:
-    """Knows one key."""
+    """Lets all pass, and keeps what it is told."""
 
     def __init__(self) -> None:
         self.reserved: list[policy_pb2.ReserveRequest] = []
@@ -73,11 +66,6 @@ class Policy:
         self.needs_text = False
         self.may_reserve = asyncio.Event()
         self.may_reserve.set()
-
-    async def admit(self, scope: str, context: CallContext) -> Caller:
-        if (scope, context.require_credential()) != ("inference", "good"):
-            raise Unauthenticated("unknown key", reason="UNKNOWN_API_KEY")
-        return ACME
 
     async def reserve(self, request: policy_pb2.ReserveRequest) -> policy_pb2.ReserveResponse:
         self.reserved.append(request)
@@ -168,26 +156,21 @@ class Stage:
         self.streams = Streams(8)
         metrics = GatewayMetrics(CollectorRegistry())
         self.models = ModelRegistry(bus, metrics.bad)
-        services = Services(
-            bus=bus,
-            submitter=Submitter(bus),
-            canceller=Canceller(bus, self.background, timeout_s=1),
-            reader_reports=ReaderReports(bus, timeout_s=1),
-            reservations=Reservations(self.policy),
-            guards=StreamGuards(self.policy),
-            ledger=Ledger(self.policy, self.background, NO_AUDIT),
-            metrics=metrics,
-            background=self.background,
+        services = Services.over(
+            bus,
+            self.policy,
+            self.background,
+            metrics,
+            NO_AUDIT,
             streams=self.streams,
             relay_limits=RelayLimits(drop_check_s=0.01),
-            tracer=OFF,
-            trail=NO_AUDIT,
+            cancel_timeout_s=1,
         )
         self.pipeline = Pipeline(
-            self.policy,
             self.models,
             self.tokenizer,
             services,
+            OFF,
             max_text_bytes=1000,
             max_resume_window_s=60,
         )
@@ -280,14 +263,6 @@ async def test_a_model_that_no_worker_serves_is_not_found(stage: Stage) -> None:
     with pytest.raises(NotFound) as caught:
         await stage.generate("r1", inference_pb2.GenerateRequest(model="none", text="hi"))
     assert caught.value.reason == "UNKNOWN_MODEL"
-
-
-@pytest.mark.parametrize(("key", "reason"), [("", "NO_CREDENTIAL"), ("bad", "UNKNOWN_API_KEY")])
-async def test_a_call_without_a_good_key_is_not_admitted(stage: Stage, key: str, reason: str) -> None:
-    with pytest.raises(Unauthenticated) as caught:
-        await stage.pipeline.admit("inference", CallContext("r1", credential=key))
-    assert caught.value.reason == reason
-    assert await stage.pipeline.admit("inference", CallContext("r1", credential="good")) == ACME
 
 
 async def test_a_request_is_reserved_once_its_tokens_are_known_and_settled_when_it_has_ended(
@@ -404,8 +379,8 @@ async def test_a_model_that_the_key_may_not_use_is_refused_before_any_work(stage
     assert caught.value.reason == "MODEL_NOT_ALLOWED"
     assert not stage.tokenizer.is_asked.is_set()
     for call in (
-        stage.pipeline.tokenize(held, inference_pb2.TokenizeRequest(model="demo", text="hi")),
-        stage.pipeline.detokenize(held, inference_pb2.DetokenizeRequest(model="demo", token_ids=[1])),
+        stage.pipeline.tokens.tokenize(held, inference_pb2.TokenizeRequest(model="demo", text="hi")),
+        stage.pipeline.tokens.detokenize(held, inference_pb2.DetokenizeRequest(model="demo", token_ids=[1])),
     ):
         with pytest.raises(PermissionDenied):
             await call
@@ -542,7 +517,7 @@ async def resumed(stage: Stage, request_id: str) -> list[int]:
 async def test_a_queued_request_without_a_chunk_is_resumed_by_what_the_scheduler_knows(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferflux.gateway.request.generation._RESUME_WAIT_S", 0.05)
+    monkeypatch.setattr("inferflux.gateway.request.resumption._RESUME_WAIT_S", 0.05)
     stage.backend.reader_replies["r1"] = scheduler_pb2.ReaderReply(was_found=True, attempt_id="a1")
     answer = asyncio.create_task(resumed(stage, "r1"))
     await until(lambda: any(n.joined.request.request_id == "r1" for n in stage.backend.reader_notices))
@@ -556,7 +531,7 @@ async def test_a_queued_request_without_a_chunk_is_resumed_by_what_the_scheduler
 async def test_a_request_of_which_no_scheduler_can_tell_is_unavailable_and_an_unknown_one_not_found(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferflux.gateway.request.generation._RESUME_WAIT_S", 0.05)
+    monkeypatch.setattr("inferflux.gateway.request.resumption._RESUME_WAIT_S", 0.05)
     with pytest.raises(NotFound) as unknown:
         await resumed(stage, "r1")
     assert unknown.value.reason == "UNKNOWN_REQUEST"

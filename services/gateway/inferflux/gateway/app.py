@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ import grpc.aio
 
 from inferflux.common.bus import Bus
 from inferflux.common.calls.audit.opening import running_trail
-from inferflux.common.calls.grpc_options import connection_age, receive_limit
-from inferflux.common.calls.grpc_server import GrpcServer, build_server
+from inferflux.common.calls.audit.writer import AuditTrail
+from inferflux.common.calls.grpc_server import GrpcServer
 from inferflux.common.calls.service_key import parse_service_keys
 from inferflux.common.process import logs
 from inferflux.common.process.child.scratch import scratch_folder
@@ -22,48 +22,23 @@ from inferflux.common.process.probe import Probe
 from inferflux.common.process.tasks import Background
 from inferflux.common.redis import store
 from inferflux.common.tracing import Tracer, open_tracer
-from inferflux.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    cluster_pb2,
-    cluster_pb2_grpc,
-    embedding_pb2_grpc,
-    inference_pb2_grpc,
-    model_pb2_grpc,
-)
 
 from .answers.cache import AnswerCache
-from .grpc import policy_servicer
-from .grpc.admin_servicer import AdminServicer
-from .grpc.cluster_servicer import ClusterServicer
-from .grpc.embedding_servicer import EmbeddingServicer
-from .grpc.model_servicer import ModelServicer
-from .grpc.rules import MODEL_CHANGES, SERVICE_NAMES, rules
-from .grpc.servicer import InferenceServicer
+from .grpc.server import Operators, build_server, operators
 from .http.app import build_app
 from .http.server import HttpServer
 from .images.intake import ImageIntake
 from .metrics import GatewayMetrics
 from .models.models import ModelRegistry
 from .models.splits import read_splits
-from .operator.admin_audit import ChangeAudit
-from .operator.admin_methods import AdminMethod, methods_of
-from .operator.cache_clearing import CacheClearing
-from .operator.scheduler_admin import SchedulerAdmin
 from .policy.admission import Admission
-from .policy.ledger import Ledger
 from .policy.policy_channel import open_each, open_policy_channel
-from .policy.reservations import Reservations
 from .readiness import Readiness
 from .request.embeddings import Embeddings
-from .request.generation import Services
 from .request.pipeline import Pipeline
+from .request.services import Services
 from .request.streams import Streams
-from .request.submit import Submitter
 from .settings import GatewaySettings
-from .stream.canceller import Canceller
-from .stream.readers import ReaderReports
-from .stream.stream_guards import StreamGuards
 from .tokenizer.tokenizer_files import TokenizerFiles
 from .tokenizer.tokenizers import Tokenizers
 from .tokenizer.warm_up import WarmUp
@@ -71,15 +46,10 @@ from .tokenizer.warm_up import WarmUp
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-# Longest wait for one answer of the scheduler to an administrator.
-_ADMIN_TIMEOUT_S = 3.0
 # After the streams have ended: for settling what they used.
 _SETTLE_LIMIT_S = 3.0
 
 log = logs.get()
-
-# Calls to one method that are taken in a round. Admission has them wait, the most urgent first.
-_TAKEN_AT_ONCE = 256
 
 
 async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
@@ -91,10 +61,10 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
         tracer = open_tracer(settings, "gateway")
         stack.push_async_callback(tracer.close)
         gateway = await _open(settings, stack, tracer)
-        operators = _operators(settings, gateway, probe)
         readiness = _readiness(settings, gateway, probe)
-        server = _build_server(settings, gateway, operators)
-        http = _http_server(settings, gateway, probe, operators)
+        served = _operators(settings, gateway, probe)
+        server = _grpc_server(settings, gateway, served)
+        http = _http_server(settings, gateway, probe, served)
         stack.push_async_callback(http.stop, 1.0)
         tls = settings.server_tls
         if settings.http_listen:
@@ -125,6 +95,9 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
 class _Gateway:
     """What the servicers and the readiness stand on."""
 
+    bus: Bus
+    trail: AuditTrail
+    admission: Admission
     services: Services
     policy_channel: grpc.aio.Channel
     policies: Mapping[str, grpc.aio.Channel]
@@ -166,50 +139,52 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
     await models.start()
     stack.push_async_callback(models.close)
 
-    reports = ReaderReports(bus, timeout_s=settings.cancel_timeout_s)
-    reporting = Background()
-    reporting.start(reports.run())
-    stack.push_async_callback(reporting.close)
     answers: AnswerCache | None = None
     if settings.answer_cache_bytes:
         wait_s = settings.answer_cache_wait_s
         answers = AnswerCache(redis, settings.answer_limits, background, metrics.answers, wait_s=wait_s)
-        reporting.start(answers.run())
     admission = Admission(policy_channel, service_key=service_key, timeout_s=settings.policy_timeout_s)
-    reservations = Reservations(admission)
-    reporting.start(reservations.run())
-    services = Services(
-        bus=bus,
-        submitter=Submitter(bus),
-        canceller=Canceller(bus, background, timeout_s=settings.cancel_timeout_s),
-        reader_reports=reports,
-        reservations=reservations,
-        guards=StreamGuards(admission),
-        ledger=Ledger(admission, background, trail),
-        metrics=metrics,
-        background=background,
+    services = Services.over(
+        bus,
+        admission,
+        background,
+        metrics,
+        trail,
         streams=Streams(settings.max_streams, settings.max_streams_per_tenant),
         relay_limits=settings.relay_limits,
-        tracer=tracer,
-        trail=trail,
+        cancel_timeout_s=settings.cancel_timeout_s,
         answers=answers,
     )
+    reporting = Background()
+    services.start(reporting)
+    stack.push_async_callback(reporting.close)
     http = settings.image_client()
     if http is not None:
         stack.push_async_callback(http.aclose)
     pipeline = Pipeline(
-        admission,
         models,
         tokenizers,
         services,
+        tracer,
         max_text_bytes=settings.max_text_bytes,
         max_resume_window_s=settings.max_resume_window_s,
         images=ImageIntake(bus, http, settings.image_limits, file_path=files.path),
         zone=settings.zone,
     )
     embeddings = Embeddings(pipeline, tokenizers, max_text_bytes=settings.max_text_bytes)
-    policies = policies or {settings.policy_address: policy_channel}
-    return _Gateway(services, policy_channel, policies, pipeline, embeddings, tokenizers, models, redis)
+    return _Gateway(
+        bus,
+        trail,
+        admission,
+        services,
+        policy_channel,
+        policies or {settings.policy_address: policy_channel},
+        pipeline,
+        embeddings,
+        tokenizers,
+        models,
+        redis,
+    )
 
 
 def _service_key(settings: GatewaySettings) -> str:
@@ -222,9 +197,9 @@ def _service_key(settings: GatewaySettings) -> str:
 
 def _readiness(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> Readiness:
     return Readiness(
-        gateway.services.bus,
+        gateway.bus,
         gateway.policy_channel,
-        gateway.services.trail,
+        gateway.trail,
         gateway.tokenizers,
         gateway.models,
         probe,
@@ -232,79 +207,44 @@ def _readiness(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> Re
     )
 
 
-@dataclass(frozen=True)
-class _Operators:
-    """What serves operators, over gRPC and HTTP alike."""
-
-    cluster: ClusterServicer
-    admin: AdminServicer
-    models: ModelServicer
-    policy: Sequence[AdminMethod]
-
-    @property
-    def methods(self) -> Sequence[AdminMethod]:
-        cluster = methods_of(cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"], self.cluster)
-        admin = methods_of(admin_pb2.DESCRIPTOR.services_by_name["AdminService"], self.admin)
-        changes = [AdminMethod.of(method, getattr(self.models, method.name)) for method in MODEL_CHANGES]
-        return [*cluster, *admin, *changes, *self.policy]
-
-
-def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> _Operators:
-    cluster = ClusterServicer(
-        gateway.services.bus,
-        gateway.policies,
+def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> Operators:
+    return operators(
+        gateway.bus,
+        gateway.models,
+        gateway.redis,
         gateway.services.streams,
         probe,
-        gateway.models,
+        gateway.trail,
+        policy=gateway.policy_channel,
+        policies=gateway.policies,
         listen=settings.listen,
     )
-    scheduler = SchedulerAdmin(gateway.services.bus, timeout_s=_ADMIN_TIMEOUT_S)
-    audit = ChangeAudit(gateway.services.trail)
-    admin = AdminServicer(scheduler, CacheClearing(scheduler, gateway.models, gateway.redis), audit)
-    models = ModelServicer(gateway.models, scheduler, audit)
-    return _Operators(cluster, admin, models, policy_servicer.methods(gateway.policy_channel))
 
 
-def _build_server(settings: GatewaySettings, gateway: _Gateway, operators: _Operators) -> GrpcServer:
-    """The gRPC server with every servicer, not started yet."""
-    own_rules = rules(settings.max_text_bytes)
-    server = build_server(
-        own_rules,
-        gateway.pipeline.admit,
-        gateway.services.trail,
-        options=[
-            receive_limit(max(rule.max_body_bytes for rule in own_rules.values())),
-            *connection_age(settings.connection_age_s),
-        ],
-        taken_at_once=_TAKEN_AT_ONCE,
+def _grpc_server(settings: GatewaySettings, gateway: _Gateway, served: Operators) -> GrpcServer:
+    """The gRPC front, not started yet."""
+    return build_server(
+        gateway.pipeline,
+        gateway.embeddings,
+        gateway.admission.admit,
+        gateway.trail,
+        served,
+        max_text_bytes=settings.max_text_bytes,
+        connection_age_s=settings.connection_age_s,
     )
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-        InferenceServicer(gateway.pipeline), server.server
-    )
-    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
-        EmbeddingServicer(gateway.embeddings), server.server
-    )
-    model_pb2_grpc.add_ModelServiceServicer_to_server(operators.models, server.server)
-    cluster_pb2_grpc.add_ClusterServiceServicer_to_server(operators.cluster, server.server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(operators.admin, server.server)
-    policy_servicer.add_to(server.server, operators.policy)
-    for name in SERVICE_NAMES:
-        server.add(name)
-    return server
 
 
-def _http_server(
-    settings: GatewaySettings, gateway: _Gateway, probe: Probe, operators: _Operators
-) -> HttpServer:
+def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe, served: Operators) -> HttpServer:
     """The HTTP front, not started yet."""
     app = build_app(
         gateway.pipeline,
         gateway.embeddings,
         gateway.models,
-        gateway.services.metrics,
+        gateway.admission.admit,
+        gateway.services.accounts.metrics,
         probe,
-        gateway.services.trail,
-        operators.methods,
+        gateway.trail,
+        served.methods,
         cors_origins=settings.cors_origins,
         send_limit_s=settings.http_send_limit_s,
     )

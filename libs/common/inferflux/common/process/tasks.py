@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from . import logs, metrics
 
 # uvloop counts in milliseconds: its timers may end half of one early.
 _EARLY_S = 0.001
+
+_R = TypeVar("_R")
+
+# Parsing a larger JSON text takes milliseconds, in several steps.
+LARGE_BYTES = 256 << 10
+# Of schemas, which are read word by word.
+LARGE_SCHEMA = 4 << 10
 
 log = logs.get()
 
@@ -86,3 +93,12 @@ async def cancel_all(tasks: Collection[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def off_loop_if_large(n_bytes: int, work: Callable[[], _R], *, above: int = LARGE_BYTES) -> _R:
+    """Do pure work on a text. A thread does it for a large one: the loop serves other calls between steps.
+
+    Args:
+        above: how many bytes are not large yet.
+    """
+    return await asyncio.to_thread(work) if n_bytes > above else work()

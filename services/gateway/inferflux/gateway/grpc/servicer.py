@@ -25,6 +25,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
+        self._tokens = pipeline.tokens
 
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Context
@@ -60,14 +61,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         caller = caller_as(Caller)
         context.set_trailing_metadata(tuple(rate_limits.headers_of(caller.limits).items()))
-        return await self._pipeline.tokenize(caller, request)
+        return await self._tokens.tokenize(caller, request)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         caller = caller_as(Caller)
         context.set_trailing_metadata(tuple(rate_limits.headers_of(caller.limits).items()))
-        return await self._pipeline.detokenize(caller, request)
+        return await self._tokens.detokenize(caller, request)
 
 
 def _tell(context: Context, generation: Generation, *, asked_priority: int) -> None:
@@ -75,8 +76,9 @@ def _tell(context: Context, generation: Generation, *, asked_priority: int) -> N
     too much.
     """
     said = dict(rate_limits.headers_of(generation.limits))
-    if generation.priority != asked_priority:
-        said[grpc_metadata.PRIORITY] = str(generation.priority)
-    if generation.unenforced:
-        said[UNENFORCED_HEADER] = generation.unenforced
+    prepared = generation.prepared
+    if prepared.job.priority != asked_priority:
+        said[grpc_metadata.PRIORITY] = str(prepared.job.priority)
+    if prepared.unenforced:
+        said[UNENFORCED_HEADER] = prepared.unenforced
     context.set_trailing_metadata(tuple(said.items()))

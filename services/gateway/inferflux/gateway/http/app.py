@@ -24,7 +24,7 @@ from inferflux.gateway.request.pipeline import Pipeline
 
 from .docs.openapi import Documents
 from .front import routes
-from .front.endpoint import Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
+from .front.endpoint import Admit, Edge, Endpoint, Handler, OpenEndpoint, OpenHandler, guarded
 from .front.exchange import Exchange
 from .front.routes import RouteRule
 from .llama_server import handlers as llama
@@ -65,6 +65,7 @@ def build_app(
     pipeline: Pipeline,
     embeddings: Embeddings,
     models: ModelRegistry,
+    admit: Admit,
     metrics: GatewayMetrics,
     probe: Probe,
     trail: AuditTrail,
@@ -80,9 +81,9 @@ def build_app(
         cors_origins: whose pages may call from a browser; `*` is any.
         send_limit_s: how long a client may take nothing.
     """
-    edge = Edge(pipeline.admit, metrics, trail, send_limit_s=send_limit_s)
+    edge = Edge(admit, metrics, trail, send_limit_s=send_limit_s)
     created = int(time.time())
-    answering = Answering(pipeline)
+    answering, tokens = Answering(pipeline), pipeline.tokens
     bodies = BodyReader(models)
     documents = Documents()
 
@@ -98,26 +99,26 @@ def build_app(
 
     handlers: dict[RouteRule, Handler] = {
         routes.CHAT: ChatCompletions(answering, bodies),
-        routes.COMPLETIONS: Completions(pipeline, answering, bodies),
+        routes.COMPLETIONS: Completions(tokens, answering, bodies),
         routes.RESPONSES: Responses(answering, bodies),
         routes.GENERATE: Generate(answering, bodies),
         routes.MESSAGES: Messages(answering, bodies),
-        routes.COUNT_TOKENS: CountTokens(pipeline, bodies),
+        routes.COUNT_TOKENS: CountTokens(tokens, bodies),
         routes.TRANSCRIPTIONS: Transcriptions(answering, bodies),
         routes.EMBEDDINGS: CreateEmbeddings(embeddings, bodies),
         routes.RERANK: Rerank(embeddings, bodies),
-        routes.TOKENIZE: Tokenize(pipeline, bodies),
-        routes.DETOKENIZE: Detokenize(pipeline, bodies),
+        routes.TOKENIZE: Tokenize(tokens, bodies),
+        routes.DETOKENIZE: Detokenize(tokens, bodies),
         routes.LIST_MODELS: ListModels(models, created),
         routes.GET_MODEL: GetModel(models, created),
         routes.LLAMA_COMPLETION: llama.Completion(answering, bodies),
-        routes.LLAMA_CHAT_TOKENS: llama.CountChatTokens(pipeline, bodies),
+        routes.LLAMA_CHAT_TOKENS: llama.CountChatTokens(tokens, bodies),
         routes.LLAMA_INFILL: llama.Completion(answering, bodies, is_infill=True),
-        routes.LLAMA_TOKENIZE: llama.Tokenize(pipeline, bodies),
-        routes.LLAMA_DETOKENIZE: Detokenize(pipeline, bodies, names=("content", "prompt")),
-        routes.LLAMA_TEMPLATE: llama.ApplyTemplate(pipeline, bodies),
-        routes.LLAMA_PROPS: llama.Props(pipeline, models),
-        routes.TOKENIZER_INFO: llama.TokenizerInfo(pipeline, models),
+        routes.LLAMA_TOKENIZE: llama.Tokenize(tokens, bodies),
+        routes.LLAMA_DETOKENIZE: Detokenize(tokens, bodies, names=("content", "prompt")),
+        routes.LLAMA_TEMPLATE: llama.ApplyTemplate(tokens, bodies),
+        routes.LLAMA_PROPS: llama.Props(tokens, models),
+        routes.TOKENIZER_INFO: llama.TokenizerInfo(tokens, models),
         routes.LLAMA_SLOTS: llama.refuse_slots,
         routes.METRICS: llama.Metrics(probe),
     }

@@ -43,7 +43,7 @@ class _Found:
 
 
 class ModelTable:
-    """Every worker that was heard of, with its models. `now` is a monotonic time in seconds, passed in."""
+    """Every worker that is known, with its models. `now` is a monotonic time in seconds, passed in."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from inferflux.api.finish_reasons import name_of
 from inferflux.common.calls.audit.calls import ALLOWED, decision_of, reason_of, refused_by
@@ -17,18 +17,24 @@ from inferflux.gateway.policy.ledger import FinishedRequest, Ledger
 from inferflux.gateway.policy.reservations import Reservations
 from inferflux.v1 import generation_pb2, policy_pb2, scheduler_pb2, tokens_pb2
 
-from .call import Call
-from .spans import note_end
+from .call import Call, note_end
 
 FILTERED = name_of(generation_pb2.FINISH_REASON_CONTENT_FILTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Keepers of accounts: policy's reservations, the ledger, metrics, and the audit trail."""
+
+    reservations: Reservations
+    ledger: Ledger
+    metrics: GatewayMetrics
+    trail: AuditTrail
 
 
 class Account:
     """Reserves with policy before the request is queued, and is closed once: with an audit line, and what was
     used is settled.
-
-    Args:
-        trail: makes hashes of prompt and answer, where audit lines have them.
 
     Attributes:
         limits: what is left of the caller's limits.
@@ -37,15 +43,7 @@ class Account:
         model: of a stream that was resumed, empty until it is known.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        *,
-        reservations: Reservations,
-        ledger: Ledger,
-        metrics: GatewayMetrics,
-        trail: AuditTrail,
-    ) -> None:
+    def __init__(self, call: Call, accounts: Accounts) -> None:
         self.limits: Sequence[policy_pb2.RateLimitState] = call.caller.limits
         self.usage = generation_pb2.Usage()
         self.outcome = ""
@@ -53,9 +51,9 @@ class Account:
         self._call = call
         # Whether a terminal chunk has said what the usage is.
         self._is_final = False
-        self._reservations = reservations
-        self._ledger = ledger
-        self._all_metrics = metrics
+        self._reservations = accounts.reservations
+        self._ledger = accounts.ledger
+        self._all_metrics = accounts.metrics
         self._metrics: ModelMetrics | None = None
         # The attempt that something is, or may be, reserved for; "" for none.
         self._reserved = ""
@@ -66,9 +64,14 @@ class Account:
         # What let the prompt not pass, as the audit line says it.
         self._refused_by: Mapping[str, str] = {}
         self._decision, self._reason = ALLOWED, ""
-        self._prompt, self._answer = trail.text(), trail.text()
+        self._answer = accounts.trail.text()
         self._timings: dict[str, object] = {}
         self._last_tokens_at = 0.0
+
+    def enter(self) -> None:
+        """The call is admitted. From now on its audit line is written here."""
+        self._all_metrics.streams.inc()
+        self._call.context.record.is_written = True
 
     async def reserve(
         self, request: scheduler_pb2.InferenceRequest, *, text: str | None
@@ -107,21 +110,19 @@ class Account:
         self.limits = rate_limits.tightest([*self.limits, *answer.limits])
         return answer
 
-    def take_over(self, attempt_id: str) -> None:
-        """Have what the first call reserved renewed here too: it still counts where that call's gateway is
-        gone."""
-        if attempt_id and not self._taken_over and not self._is_closed:
-            self._taken_over = attempt_id
-            self._reservations.take_over(self._call.caller.tenant, self._call.request_id, attempt_id)
+    def note_found(self, reply: scheduler_pb2.ReaderReply) -> None:
+        """The scheduler knows the request, which another call submitted. What that call reserved is renewed
+        here too: it still counts where that call's gateway is gone.
+        """
+        self.model = self.model or reply.model
+        if reply.attempt_id and not self._taken_over and not self._is_closed:
+            self._taken_over = reply.attempt_id
+            self._reservations.take_over(self._call.caller.tenant, self._call.request_id, reply.attempt_id)
 
     def begin(self, model: str, *, prompt_tokens: int) -> None:
         """The request is queued, or answered."""
         self._metrics = self._all_metrics.of(model)
         self.usage.prompt_tokens = prompt_tokens
-
-    def note_prompt(self, text: str) -> None:
-        """What the request is to answer."""
-        self._prompt.add(text)
 
     def note_tokens(self, n: int) -> None:
         """The client gets `n` tokens, 1 or more."""
@@ -178,6 +179,7 @@ class Account:
             error: what ended it, if anything did.
             has_begun: whether it was queued or answered.
         """
+        self._all_metrics.streams.dec()
         self.outcome = outcome
         self._reason = reason_of(error)
         if not has_begun:
@@ -217,7 +219,7 @@ class Account:
         about = {
             **self._call.context.record.about,
             **self._timings,
-            **self._prompt.fields("prompt"),
+            **self._call.prompt.fields("prompt"),
             **self._answer.fields("answer"),
             **self._refused_by,
             **({"guardrail": guardrail} if guardrail else {}),

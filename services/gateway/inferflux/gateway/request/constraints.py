@@ -16,6 +16,7 @@ from inferflux.common.contract.requests.constraint_limits import (
     check_size,
     field_of,
 )
+from inferflux.common.process.tasks import LARGE_SCHEMA, off_loop_if_large
 from inferflux.common.text.constraints.schema import (
     LEVELS,
     NOTHING_MATCHES,
@@ -25,8 +26,6 @@ from inferflux.common.text.constraints.schema import (
     refuse_unenforced,
 )
 from inferflux.v1 import generation_pb2, model_pb2, tokenizer_pb2
-
-from .off_loop import LARGE_SCHEMA, off_loop_if_large
 
 UNENFORCED_HEADER: Final = "x-inferflux-unenforced"
 

@@ -19,7 +19,8 @@ from inferflux.v1 import embedding_pb2, generation_pb2, model_pb2
 
 from . import validation
 from .generation import Generation
-from .pipeline import Pipeline, Texts
+from .pipeline import Pipeline
+from .preparation import Texts
 
 # Jobs of one call that are queued or run at the same time. Those of other calls get in between.
 _JOBS_AT_ONCE = 8
@@ -86,7 +87,7 @@ class Embeddings:
         """
         validation.check_priority(request.priority, announced=context.announced_priority)
         _check_count(len(request.inputs), "inputs")
-        card = await self._pipeline.route(caller, request.model)
+        card = await self._pipeline.routing.without_adapter(caller, request.model)
         check_role(card, model_pb2.MODEL_ROLE_EMBEDDING)
         self._check_dimensions(request, card)
         token_ids = await self._token_ids(request, card)
@@ -107,7 +108,7 @@ class Embeddings:
             raise InvalidArgument("top_n must be at least 1", field="top_n")
         validation.check_text(request.query, max_text_bytes=self._max_text_bytes, field="query")
         self._check_texts(request.documents, "documents", before=len(request.query.encode()))
-        card = await self._pipeline.route(caller, request.model)
+        card = await self._pipeline.routing.without_adapter(caller, request.model)
         check_role(card, model_pb2.MODEL_ROLE_RERANK)
         token_ids = await self._tokenizers.tokenize_texts(
             card.digest,

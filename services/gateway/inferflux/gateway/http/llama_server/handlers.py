@@ -16,7 +16,7 @@ from inferflux.gateway.http.openai.bodies import TokenizeBody
 from inferflux.gateway.http.paths.answering import Answering, Asked
 from inferflux.gateway.http.paths.reading import GENERATION, BodyReader
 from inferflux.gateway.models.models import ModelRegistry
-from inferflux.gateway.request.pipeline import Pipeline
+from inferflux.gateway.request.token_calls import TokenCalls
 from inferflux.v1 import inference_pb2
 
 from .bodies import CompletionBody, ContentBody, InfillBody
@@ -74,14 +74,14 @@ class Completion:
 class Tokenize:
     """Token ids of a content, with their texts where that is asked for; or as /v1/tokenize."""
 
-    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
-        self._pipeline = pipeline
+    def __init__(self, calls: TokenCalls, bodies: BodyReader) -> None:
+        self._calls = calls
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
         body, asked = await self._bodies.read(request.caller, request.body, ContentBody, _to_tokenize)
         try:
-            answer = await self._pipeline.tokenize(request.caller, asked, is_bare=not _adds_special(body))
+            answer = await self._calls.tokenize(request.caller, asked, is_bare=not _adds_special(body))
         except InferFluxError as error:
             names = tokens.tokenize_names(body) if body.content is None else {"text": "content"}
             raise in_words_of(error, names) from None
@@ -98,7 +98,7 @@ class Tokenize:
 
     async def _text(self, request: Request, model: str, token: int) -> str:
         given = inference_pb2.DetokenizeRequest(model=model, token_ids=[token])
-        return (await self._pipeline.detokenize(request.caller, given)).text
+        return (await self._calls.detokenize(request.caller, given)).text
 
 
 def _adds_special(body: ContentBody) -> bool:
@@ -115,14 +115,14 @@ def _to_tokenize(body: ContentBody) -> inference_pb2.TokenizeRequest:
 class ApplyTemplate:
     """A conversation as the model's template renders it."""
 
-    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
-        self._pipeline = pipeline
+    def __init__(self, calls: TokenCalls, bodies: BodyReader) -> None:
+        self._calls = calls
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
         body, asked = await self._bodies.read(request.caller, request.body, TokenizeBody, _to_render)
         try:
-            text = await self._pipeline.rendered(request.caller, asked.model, asked.conversation)
+            text = await self._calls.rendered(request.caller, asked.model, asked.conversation)
         except InferFluxError as error:
             raise in_words_of(error, tokens.tokenize_names(body)) from None
         await request.exchange.answer_json({"prompt": text})
@@ -131,14 +131,14 @@ class ApplyTemplate:
 class CountChatTokens:
     """How many tokens the prompt of a chat has: POST /v1/chat/completions/input_tokens."""
 
-    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
-        self._pipeline = pipeline
+    def __init__(self, calls: TokenCalls, bodies: BodyReader) -> None:
+        self._calls = calls
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
         body, asked = await self._bodies.read(request.caller, request.body, TokenizeBody, tokens.to_tokenize)
         try:
-            answer = await self._pipeline.tokenize(request.caller, asked)
+            answer = await self._calls.tokenize(request.caller, asked)
         except InferFluxError as error:
             raise in_words_of(error, tokens.tokenize_names(body)) from None
         await request.exchange.answer_json({"input_tokens": len(answer.token_ids)})
@@ -153,13 +153,13 @@ def _to_render(body: TokenizeBody) -> inference_pb2.TokenizeRequest:
 class TokenizerInfo:
     """Describe the tokenizer of the default model, or the only one, as vLLM does: lm-eval asks for it."""
 
-    def __init__(self, pipeline: Pipeline, models: ModelRegistry) -> None:
-        self._pipeline = pipeline
+    def __init__(self, calls: TokenCalls, models: ModelRegistry) -> None:
+        self._calls = calls
         self._models = models
 
     async def __call__(self, request: Request) -> None:
         name = await self._models.meant("", GENERATION, request.caller)
-        told = await self._pipeline.describe(request.caller, name)
+        told = await self._calls.describe(request.caller, name)
         await request.exchange.answer_json(
             {
                 "bos_token": told.bos_token or None,
@@ -173,15 +173,15 @@ class TokenizerInfo:
 class Props:
     """Describe the default model, or the only one, as llama.cpp's server does."""
 
-    def __init__(self, pipeline: Pipeline, models: ModelRegistry) -> None:
-        self._pipeline = pipeline
+    def __init__(self, calls: TokenCalls, models: ModelRegistry) -> None:
+        self._calls = calls
         self._models = models
 
     async def __call__(self, request: Request) -> None:
         name = await self._models.meant("", GENERATION, request.caller)
         model, _ = await self._models.named_for(request.caller, name, field="model")
         card = model.card
-        told = await self._pipeline.describe(request.caller, name)
+        told = await self._calls.describe(request.caller, name)
         made: Json = {
             "default_generation_settings": {"n_ctx": card.context_length, "params": {}},
             "total_slots": model.workers,

@@ -11,12 +11,12 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from inferflux.common.calls.grpc_interceptor import CallInfo, serving
+from inferflux.common.process.tasks import off_loop_if_large
 from inferflux.gateway.http.errors.errors import BodyTooLarge
 from inferflux.gateway.http.front.endpoint import Request
 from inferflux.gateway.http.front.sse import HOLD_S, EventStream
 from inferflux.gateway.http.openai.answers import UnnamedEvents
 from inferflux.gateway.operator.admin_methods import AdminMethod
-from inferflux.gateway.request.off_loop import off_loop_if_large
 
 from .message_json import parse_message
 

@@ -21,7 +21,7 @@ from inferflux.gateway.request.constraints import UNENFORCED_HEADER
 from inferflux.gateway.request.pipeline import Pipeline
 from inferflux.v1 import inference_pb2, tokens_pb2
 
-from .choices import Chunks, OnSubmit, chunks_of
+from .choices import Chunks, OnBegun, chunks_of
 
 if TYPE_CHECKING:
     from inferflux.gateway.request.generation import Generation
@@ -106,16 +106,17 @@ class Answering:
         await request.exchange.answer_json(shape.to_json())
 
     def _chunks(self, request: Request, asked: Asked) -> Chunks:
-        def on_submit(generation: Generation) -> None:
-            request.exchange.note_priority(generation.priority, asked=asked.prompts[0].priority)
+        def on_begun(generation: Generation) -> None:
+            prepared = generation.prepared
+            request.exchange.note_priority(prepared.job.priority, asked=asked.prompts[0].priority)
             request.exchange.headers.update(rate_limits.headers_of(generation.limits))
             if asked.head is not None:
-                asked.head.know(generation.digest, generation.prompt_tokens)
-            if generation.unenforced:
-                request.exchange.headers[UNENFORCED_HEADER] = generation.unenforced
-            request.exchange.headers[_MODEL_HEADER] = quote(generation.served_as, safe=_SAFE)
+                asked.head.know(prepared.digest, len(prepared.job.prompt_token_ids))
+            if prepared.unenforced:
+                request.exchange.headers[UNENFORCED_HEADER] = prepared.unenforced
+            request.exchange.headers[_MODEL_HEADER] = quote(prepared.served_as, safe=_SAFE)
 
-        return self.chunks(request.exchange.context, request.caller, asked, on_submit=on_submit)
+        return self.chunks(request.exchange.context, request.caller, asked, on_begun=on_begun)
 
     def chunks(
         self,
@@ -123,7 +124,7 @@ class Answering:
         caller: Caller,
         asked: Asked,
         *,
-        on_submit: OnSubmit = lambda _generation: None,
+        on_begun: OnBegun = lambda _generation: None,
     ) -> Chunks:
         """Chunks of all choices; those of a prompt are numbered together.
 
@@ -143,7 +144,7 @@ class Answering:
             opened = self._pipeline.generate(own_context, caller, own)
             return opened if len(asked.prompts) == 1 else _of_prompt(opened, prompt)
 
-        return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_submit=on_submit)
+        return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_begun=on_begun)
 
 
 @asynccontextmanager

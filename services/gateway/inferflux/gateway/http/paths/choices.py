@@ -15,7 +15,7 @@ from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 if TYPE_CHECKING:
     from inferflux.gateway.request.generation import Generation
 
-OnSubmit = Callable[["Generation"], None]
+OnBegun = Callable[["Generation"], None]
 Opener = Callable[[int], "AbstractAsyncContextManager[Generation]"]
 # The number of a choice, a chunk of it, and what its text is where that is not all content.
 Indexed = tuple[int, tokens_pb2.TokenChunk, inference_pb2.ChatDelta | None]
@@ -25,37 +25,37 @@ Chunks = AsyncGenerator[Indexed, None]
 _MOST_WAITING = 256
 
 
-def chunks_of(opener: Opener, *, prompts: int, n: int, on_submit: OnSubmit) -> Chunks:
+def chunks_of(opener: Opener, *, prompts: int, n: int, on_begun: OnBegun) -> Chunks:
     """Chunks of all choices, each with the number of its choice: choice c of prompt p is p * n + c.
 
-    Each prompt's first choice begins alone, so that the prompt is cached when its others are submitted.
+    Each prompt's first choice begins alone, so that the prompt is cached when its others begin.
 
     Args:
         opener: opens the generation of a choice.
-        on_submit: told of the first generation when it has been submitted.
+        on_begun: told of the first generation when its answer has begun.
 
     Raises:
         InferFluxError: of the first choice that fails; the others are cancelled.
     """
     if prompts * n == 1:
-        return _one(opener, 0, on_submit)
-    return _several(opener, prompts, n, on_submit)
+        return _one(opener, 0, on_begun)
+    return _several(opener, prompts, n, on_begun)
 
 
-async def _one(opener: Opener, index: int, on_submit: OnSubmit) -> Chunks:
+async def _one(opener: Opener, index: int, on_begun: OnBegun) -> Chunks:
     async with opener(index) as generation:
-        on_submit(generation)
+        on_begun(generation)
         async for chunk in generation:
             _check_reason(chunk)
             yield index, chunk, generation.read(chunk)
 
 
-async def _several(opener: Opener, prompts: int, n: int, on_submit: OnSubmit) -> Chunks:
+async def _several(opener: Opener, prompts: int, n: int, on_begun: OnBegun) -> Chunks:
     merged: asyncio.Queue[Indexed | Exception] = asyncio.Queue(_MOST_WAITING)
     tasks: list[asyncio.Task[None]] = []
 
     def start(index: int) -> None:
-        note = on_submit if index == 0 else _ignore
+        note = on_begun if index == 0 else _ignore
         tasks.append(asyncio.create_task(_run(opener, index, note, merged)))
 
     alone = set(range(0, prompts * n, n))
@@ -80,11 +80,11 @@ async def _several(opener: Opener, prompts: int, n: int, on_submit: OnSubmit) ->
 
 
 async def _run(
-    opener: Opener, index: int, on_submit: OnSubmit, merged: asyncio.Queue[Indexed | Exception]
+    opener: Opener, index: int, on_begun: OnBegun, merged: asyncio.Queue[Indexed | Exception]
 ) -> None:
     """Put a choice's chunks into the queue. They end with `finished` or with an error."""
     try:
-        async with aclosing(_one(opener, index, on_submit)) as chunks:
+        async with aclosing(_one(opener, index, on_begun)) as chunks:
             async for item in chunks:
                 await merged.put(item)
     except Exception as error:  # noqa: BLE001 - raised where the chunks are read

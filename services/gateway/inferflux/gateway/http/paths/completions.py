@@ -13,7 +13,7 @@ from inferflux.gateway.http.openai import completions
 from inferflux.gateway.http.openai.answers import Head
 from inferflux.gateway.http.openai.bodies import CompletionBody
 from inferflux.gateway.http.openai.params import tier_of
-from inferflux.gateway.request.pipeline import Pipeline
+from inferflux.gateway.request.token_calls import TokenCalls
 from inferflux.v1 import inference_pb2
 
 from .answering import Answering, Asked
@@ -25,12 +25,12 @@ class Completions:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        tokens: TokenCalls,
         answering: Answering,
         bodies: BodyReader,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._pipeline = pipeline
+        self._tokens = tokens
         self._bodies = bodies
         self._answering = answering
         self._clock = clock
@@ -69,6 +69,6 @@ class Completions:
             return prompt.text
         given = inference_pb2.DetokenizeRequest(model=prompt.model, token_ids=prompt.token_ids.ids)
         try:
-            return (await self._pipeline.detokenize(request.caller, given)).text
+            return (await self._tokens.detokenize(request.caller, given)).text
         except InferFluxError as error:
             raise in_words_of(error, {"token_ids": field}) from None

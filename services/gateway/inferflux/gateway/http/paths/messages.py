@@ -8,7 +8,7 @@ from inferflux.gateway.http.anthropic.message import MessageAnswer, MessageStrea
 from inferflux.gateway.http.anthropic.request import Prompt, to_request
 from inferflux.gateway.http.errors.errors import in_words_of
 from inferflux.gateway.http.front.endpoint import Request
-from inferflux.gateway.request.pipeline import Pipeline
+from inferflux.gateway.request.token_calls import TokenCalls
 from inferflux.v1 import inference_pb2
 
 from .answering import Answering, Asked
@@ -40,15 +40,15 @@ class Messages:
 class CountTokens:
     """How many tokens the prompt of a message has."""
 
-    def __init__(self, pipeline: Pipeline, bodies: BodyReader) -> None:
-        self._pipeline = pipeline
+    def __init__(self, tokens: TokenCalls, bodies: BodyReader) -> None:
+        self._tokens = tokens
         self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
         _, prompt = await self._bodies.read(request.caller, request.body, PromptBody, Prompt)
         _say_head(request, prompt)
         try:
-            answer = await self._pipeline.tokenize(request.caller, prompt.tokenize_request())
+            answer = await self._tokens.tokenize(request.caller, prompt.tokenize_request())
         except InferFluxError as error:
             raise in_words_of(error, {"conversation": "messages", **prompt.field_names()}) from None
         await request.exchange.answer_json({"input_tokens": len(answer.token_ids)})

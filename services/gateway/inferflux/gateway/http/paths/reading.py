@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
+from inferflux.common.process.tasks import off_loop_if_large
 from inferflux.gateway.http.errors.errors import of_validation
 from inferflux.gateway.http.front import bodies
 from inferflux.gateway.http.front.bodies import Body
@@ -14,7 +15,6 @@ from inferflux.gateway.http.openai.bodies import SamplingBody
 from inferflux.gateway.http.openai.fields import names_used, settled
 from inferflux.gateway.models.models import ModelRegistry
 from inferflux.gateway.policy.caller import Caller
-from inferflux.gateway.request.off_loop import off_loop_if_large
 from inferflux.v1 import model_pb2
 
 _B = TypeVar("_B", bound=Body)

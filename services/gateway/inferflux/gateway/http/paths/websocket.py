@@ -29,6 +29,7 @@ from inferflux.common.contract.errors import (
     to_http,
 )
 from inferflux.common.process import logs, metrics
+from inferflux.common.process.tasks import off_loop_if_large
 from inferflux.gateway.http.errors.errors import in_words_of
 from inferflux.gateway.http.front.endpoint import Edge
 from inferflux.gateway.http.front.exchange import client_of, to_json
@@ -36,7 +37,6 @@ from inferflux.gateway.http.front.json_size import check_json_size
 from inferflux.gateway.http.openai import generate
 from inferflux.gateway.http.openai.bodies import GenerateBody
 from inferflux.gateway.policy.caller import Caller
-from inferflux.gateway.request.off_loop import off_loop_if_large
 
 from .answering import Answering, Asked, of_choice_context
 from .reading import BodyReader

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.gateway.request.submit import DEFAULT_SAMPLING, resolve
+from inferflux.gateway.request.preparation import DEFAULT_SAMPLING, resolve
 from inferflux.v1 import generation_pb2
 
 Params = generation_pb2.GenerationParams
