@@ -17,8 +17,7 @@ from inferflux.common.contract.errors import (
     Unavailable,
 )
 from inferflux.gateway.http.anthropic.message import MessageAnswer, MessageStream
-from inferflux.gateway.http.errors.anthropic import to_http
-from inferflux.gateway.http.errors.shapes import shape_of
+from inferflux.gateway.http.errors.shapes import shape_of, to_anthropic
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 Chunk = tokens_pb2.TokenChunk
@@ -182,16 +181,18 @@ def test_errors_have_anthropics_shape_and_types() -> None:
         ResourceExhausted("x", reason="BODY_TOO_LARGE"): (413, "request_too_large"),
     }
     for error, (status, kind) in found.items():
-        told = to_http(error, "r")
+        told = to_anthropic(error, "r")
         assert told.status == status
         assert told.body == {"type": "error", "error": {"type": kind, "message": "x"}, "request_id": "r"}
         assert told.headers["request-id"] == "r"
 
 
 def test_an_error_names_its_field_and_a_long_prompt_is_called_so() -> None:
-    named = to_http(InvalidArgument("it is bad", field="top_k"), "r").body["error"]
+    named = to_anthropic(InvalidArgument("it is bad", field="top_k"), "r").body["error"]
     assert named["message"] == "top_k: it is bad"
-    long = to_http(InvalidArgument("9 tokens", field="messages", reason="PROMPT_TOO_LONG"), "r").body["error"]
+    long = to_anthropic(InvalidArgument("9 tokens", field="messages", reason="PROMPT_TOO_LONG"), "r").body[
+        "error"
+    ]
     assert long["message"] == "prompt is too long: 9 tokens"
 
 

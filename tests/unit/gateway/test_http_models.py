@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferflux.gateway.http.llama_server.models import listed_json
-from inferflux.gateway.http.paths.models import to_json
+from inferflux.gateway.http.paths.models import listed_json, to_json
 from inferflux.v1 import model_pb2
 
 

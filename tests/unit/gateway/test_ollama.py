@@ -10,7 +10,7 @@ from ollama import ChatResponse, GenerateResponse, ListResponse, ProcessResponse
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors.errors import in_words_of
-from inferflux.gateway.http.errors.ollama import to_http
+from inferflux.gateway.http.errors.shapes import to_ollama
 from inferflux.gateway.http.front.bodies import parse
 from inferflux.gateway.http.ollama import models, request
 from inferflux.gateway.http.ollama.answer import Head, LineStream, WholeAnswer, chat_says, generate_says
@@ -161,7 +161,7 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], field: st
     with pytest.raises(InvalidArgument) as caught:
         generate(**fields)
     assert caught.value.field == field
-    assert field in to_http(caught.value, "").body["error"]
+    assert field in to_ollama(caught.value, "").body["error"]
 
 
 def test_errors_name_what_the_client_sent() -> None:

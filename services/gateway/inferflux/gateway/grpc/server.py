@@ -35,10 +35,9 @@ from inferflux.v1 import (
 from . import policy_servicer
 from .admin_servicer import AdminServicer
 from .cluster_servicer import ClusterServicer
-from .embedding_servicer import EmbeddingServicer
 from .model_servicer import ModelServicer
 from .rules import MODEL_CHANGES, SERVICE_NAMES, rules
-from .servicer import InferenceServicer
+from .servicer import EmbeddingServicer, InferenceServicer
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -1,4 +1,4 @@
-"""InferenceService as gRPC sees it: a front of the pipeline that only translates."""
+"""InferenceService and EmbeddingService as gRPC sees them: a front that only translates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from inferflux.common.calls.grpc_interceptor import caller_as, current_call
 from inferflux.common.contract.callers import rate_limits
 from inferflux.gateway.policy.caller import Caller
 from inferflux.gateway.request.constraints import UNENFORCED_HEADER
+from inferflux.gateway.request.embeddings import Embeddings
 from inferflux.gateway.request.generation import Generation
 from inferflux.gateway.request.pipeline import Pipeline
-from inferflux.v1 import inference_pb2, inference_pb2_grpc
+from inferflux.v1 import embedding_pb2, embedding_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
     import grpc
@@ -69,6 +70,27 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         caller = caller_as(Caller)
         context.set_trailing_metadata(tuple(rate_limits.headers_of(caller.limits).items()))
         return await self._tokens.detokenize(caller, request)
+
+
+class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
+    """Errors leave as InferFluxErrors; the server's interceptor gives them their status."""
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings = embeddings
+
+    async def Embed(
+        self, request: embedding_pb2.EmbedRequest, context: Context
+    ) -> embedding_pb2.EmbedResponse:
+        caller = caller_as(Caller)
+        context.set_trailing_metadata(tuple(rate_limits.headers_of(caller.limits).items()))
+        return await self._embeddings.embed(current_call().context, caller, request)
+
+    async def Rerank(
+        self, request: embedding_pb2.RerankRequest, context: Context
+    ) -> embedding_pb2.RerankResponse:
+        caller = caller_as(Caller)
+        context.set_trailing_metadata(tuple(rate_limits.headers_of(caller.limits).items()))
+        return await self._embeddings.rerank(current_call().context, caller, request)
 
 
 def _tell(context: Context, generation: Generation, *, asked_priority: int) -> None:

@@ -40,14 +40,12 @@ from .ollama.front import (
 from .paths import home_page
 from .paths.admin import AdminCall
 from .paths.answering import Answering
-from .paths.chat import ChatCompletions
+from .paths.chat import ChatCompletions, Generate, Responses
 from .paths.completions import Completions
 from .paths.embeddings import CreateEmbeddings, Rerank
-from .paths.generate import Generate
 from .paths.messages import SKIPPED, CountTokens, Messages
 from .paths.models import GetModel, ListModels
 from .paths.reading import BodyReader
-from .paths.responses import Responses
 from .paths.tokens import Detokenize, Tokenize
 from .paths.transcriptions import Transcriptions
 from .paths.websocket import WebSocketEndpoint, deny_handshake

@@ -10,7 +10,7 @@ from inferflux.common.bus import TokenSubscription
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument, from_failed
 from inferflux.common.process import logs
 from inferflux.gateway.answers.cache import Query
-from inferflux.gateway.answers.source import StoredChunks
+from inferflux.gateway.answers.replaying import StoredChunks
 from inferflux.gateway.stream.chunk_guard import ChunkGuard
 from inferflux.gateway.stream.reader import Reader
 from inferflux.gateway.stream.relay import Relay, TokenSource

@@ -8,8 +8,8 @@ from inferflux.common.contract import attempts
 from inferflux.common.contract.errors import Aborted, AlreadyExists, InferFluxError, Unavailable
 from inferflux.common.contract.request_times import stamp
 from inferflux.common.text.guardrails.refusals import TEXT_NEEDED
-from inferflux.gateway.answers.publishing import publish
 from inferflux.gateway.answers.record import stream_of
+from inferflux.gateway.answers.replaying import publish
 from inferflux.gateway.stream.reader import Reader
 from inferflux.gateway.stream.stream_guards import attempt_told_by
 from inferflux.v1 import answers_pb2

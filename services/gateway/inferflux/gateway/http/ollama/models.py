@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from inferflux.common.contract.requests.adapters import joined
+from inferflux.gateway.http.paths.models import capabilities, details
 from inferflux.v1 import model_pb2
 
 from .answer import rfc3339
 
 Json: TypeAlias = dict[str, Any]
-
-_SIZES = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 def tags_json(model: model_pb2.Model, created: int) -> Iterator[Json]:
@@ -63,37 +62,3 @@ def show_json(model: model_pb2.Model, created: int) -> Json:
         | embedding,
         "capabilities": [*capabilities(card)],
     }
-
-
-def capabilities(card: model_pb2.ModelCard) -> Iterator[str]:
-    """Ollama's words for what a model can do."""
-    if card.role == model_pb2.MODEL_ROLE_EMBEDDING:
-        yield "embedding"
-    if card.role not in (model_pb2.MODEL_ROLE_GENERATION, model_pb2.MODEL_ROLE_UNSPECIFIED):
-        return
-    yield "completion"
-    if card.can_call_tools:
-        yield "tools"
-    if card.takes_images:
-        yield "vision"
-    if card.takes_audio:
-        yield "audio"
-
-
-def details(card: model_pb2.ModelCard) -> Json:
-    """Say of which family a model is, and how large."""
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": card.architecture,
-        "families": [card.architecture],
-        "parameter_size": _size(card.parameters),
-        "quantization_level": card.quantization,
-    }
-
-
-def _size(parameters: int) -> str:
-    for unit, letter in _SIZES:
-        if parameters >= unit:
-            return f"{parameters / unit:.1f}{letter}"
-    return str(parameters)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions, /v1/responses and /generate."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 
 from inferflux.gateway.http.front.endpoint import Request
-from inferflux.gateway.http.openai import chat, custom_tools
+from inferflux.gateway.http.openai import chat, custom_tools, generate
 from inferflux.gateway.http.openai.answers import Head
-from inferflux.gateway.http.openai.bodies import ChatBody
+from inferflux.gateway.http.openai.bodies import ChatBody, GenerateBody, ResponsesBody
 from inferflux.gateway.http.openai.params import tier_of
+from inferflux.gateway.http.openai.responses import responses
 
 from .answering import Answering, Asked
 from .reading import BodyReader
@@ -44,3 +45,43 @@ class ChatCompletions:
                 head, n=n, has_logprobs=has_logprobs, is_legacy=is_legacy, customs=customs
             )
             await self._answering.whole(request, asked, answer)
+
+
+class Responses:
+    """Answers an input, as one response or as its events. Nothing is stored."""
+
+    def __init__(
+        self, answering: Answering, bodies: BodyReader, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._answering = answering
+        self._bodies = bodies
+        self._clock = clock
+
+    async def __call__(self, request: Request) -> None:
+        body, prompt = await self._bodies.read(
+            request.caller, request.body, ResponsesBody, responses.to_request
+        )
+        asked = Asked([prompt], 1, partial(responses.field_names, body))
+        head = responses.ResponseHead(request.request_id, int(self._clock()), body)
+        if body.stream:
+            await self._answering.stream(request, asked, responses.ResponseStream(head))
+        else:
+            await self._answering.whole(request, asked, responses.Response(head))
+
+
+class Generate:
+    """Continues a prompt, or answers a conversation. It streams unless `stream` is false."""
+
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
+        self._answering = answering
+        self._bodies = bodies
+
+    async def __call__(self, request: Request) -> None:
+        body, prompt = await self._bodies.read(
+            request.caller, request.body, GenerateBody, generate.to_request
+        )
+        asked = Asked([prompt], 1, partial(generate.field_names, body))
+        if body.stream is False:
+            await self._answering.whole(request, asked, generate.ChunkAnswer())
+        else:
+            await self._answering.stream(request, asked, generate.ChunkStream())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from inferflux.common.contract.models.model_names import allows
 from inferflux.common.contract.models.model_roles import name_of
 from inferflux.common.contract.requests.adapters import joined
-from inferflux.gateway.http.anthropic import models as anthropic
 from inferflux.gateway.http.errors.shapes import is_anthropic
 from inferflux.gateway.http.front.endpoint import Request
-from inferflux.gateway.http.llama_server.models import listed_json
 from inferflux.gateway.models.models import ModelRegistry
 from inferflux.v1 import model_pb2
+
+# llama.cpp's word for a model that takes more than text.
+_MULTIMODAL = "multimodal"
+_SIZES = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 class ListModels:
@@ -30,7 +34,7 @@ class ListModels:
             model for model in known if allows(allowed, model.card.name) and (model.workers or model.places)
         ]
         if is_anthropic(request.exchange.given):
-            await request.exchange.answer_json(anthropic.list_json(served, self._created))
+            await request.exchange.answer_json(anthropic_list_json(served, self._created))
             return
         data = [
             each
@@ -54,7 +58,7 @@ class GetModel:
         name = str(request.exchange.path_params["model"])
         model, adapter = await self._models.named_for(request.caller, name, field="model")
         if is_anthropic(request.exchange.given):
-            await request.exchange.answer_json(anthropic.to_json(model, self._created, adapter))
+            await request.exchange.answer_json(anthropic_json(model, self._created, adapter))
         elif adapter is not None:
             await request.exchange.answer_json(adapter_json(model, adapter, self._created))
         else:
@@ -143,3 +147,90 @@ def adapter_json(model: model_pb2.Model, adapter: model_pb2.AdapterCard, created
         "digest": adapter.digest,
         "aliases": [],
     }
+
+
+def anthropic_json(
+    model: model_pb2.Model, created: int, adapter: model_pb2.AdapterCard | None = None
+) -> dict[str, Any]:
+    """A model, or an adapter of it as a model, as Anthropic's API has it.
+
+    Args:
+        created: seconds since the Unix epoch.
+    """
+    name = joined(model.card.name, adapter.name if adapter is not None else "")
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": model.card.context_length,
+        "max_tokens": model.card.context_length,
+    }
+
+
+def anthropic_list_json(models: Sequence[model_pb2.Model], created: int) -> dict[str, Any]:
+    """All of these and their adapters, on one page."""
+    data = [
+        anthropic_json(model, created, adapter)
+        for model in models
+        for adapter in (None, *model.card.adapters)
+    ]
+    return {
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": False,
+    }
+
+
+def listed_json(card: model_pb2.ModelCard, name: str) -> dict[str, Any]:
+    """A model under one of its names, in the shape that llama.cpp's server has from Ollama."""
+    more = [_MULTIMODAL] if card.takes_images or card.takes_audio else []
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": "",
+        "size": card.size_bytes,
+        "digest": card.digest,
+        "type": "model",
+        "description": "",
+        "tags": [],
+        "capabilities": [*capabilities(card), *more],
+        "parameters": "",
+        "details": details(card),
+    }
+
+
+def capabilities(card: model_pb2.ModelCard) -> Iterator[str]:
+    """Ollama's words for what a model can do."""
+    if card.role == model_pb2.MODEL_ROLE_EMBEDDING:
+        yield "embedding"
+    if card.role not in (model_pb2.MODEL_ROLE_GENERATION, model_pb2.MODEL_ROLE_UNSPECIFIED):
+        return
+    yield "completion"
+    if card.can_call_tools:
+        yield "tools"
+    if card.takes_images:
+        yield "vision"
+    if card.takes_audio:
+        yield "audio"
+
+
+def details(card: model_pb2.ModelCard) -> dict[str, Any]:
+    """Say of which family a model is, and how large."""
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": card.architecture,
+        "families": [card.architecture],
+        "parameter_size": _size(card.parameters),
+        "quantization_level": card.quantization,
+    }
+
+
+def _size(parameters: int) -> str:
+    for unit, letter in _SIZES:
+        if parameters >= unit:
+            return f"{parameters / unit:.1f}{letter}"
+    return str(parameters)
