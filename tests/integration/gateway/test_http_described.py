@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 import schemathesis
 from harness.described import call_described
-from harness.gateway import Backend, GatewayProcess, StartGateway
+from harness.gateway import Backend, Client, GatewayProcess
+from harness.policy import PolicyProcess
 from harness.servers import ServerProcess
 from schemathesis import Case, GenerationMode
 
+from inferflux.common.bus import Bus
+from inferflux.common.process.tasks import cancel_all
 from inferflux.gateway.http.docs.openapi import OPERATIONS, document
 from inferflux.v1 import model_pb2
 
@@ -52,30 +56,57 @@ def described() -> Any:
     return schemathesis.openapi.from_dict(document())
 
 
+Start = Callable[[model_pb2.ModelRole.ValueType], Awaitable[GatewayProcess]]
+
+
+@pytest.fixture(scope="module")
+async def start_for(
+    tmp_path_factory: pytest.TempPathFactory, policy: PolicyProcess, demo_tokenizer: bytes, key: str
+) -> AsyncIterator[Start]:
+    """Starts a gateway whose only model has a role, once for each."""
+    started: dict[model_pb2.ModelRole.ValueType, GatewayProcess] = {}
+    async with AsyncExitStack() as stack:
+
+        async def start(role: model_pb2.ModelRole.ValueType) -> GatewayProcess:
+            if role not in started:
+                folder = tmp_path_factory.mktemp("described")
+                nats = ServerProcess.nats(folder / "nats")
+                stack.callback(nats.kill)
+                nats.start()
+                nats.wait_ready()
+                bus = await Bus.connect(nats.url, name="backend")
+                stack.push_async_callback(bus.close)
+                backend = Backend(bus, demo_tokenizer)
+                backend.card.role = role
+                stack.push_async_callback(backend.close)
+                await backend.start()
+                gateway = GatewayProcess(folder, nats.url, f"127.0.0.1:{policy.port}")
+                stack.push_async_callback(gateway.close)
+                gateway.start()
+                await gateway.wait_ready()
+                await Client(gateway, key).sees(backend.card.name)
+                answering = asyncio.create_task(_answer_all(backend))
+                stack.push_async_callback(cancel_all, [answering])
+                started[role] = gateway
+            return started[role]
+
+        yield start
+
+
 @pytest.fixture
-async def answering(
-    start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, name: str
-) -> AsyncIterator[GatewayProcess]:
+async def answering(start_for: Start, name: str) -> GatewayProcess:
     """A gateway of which every request is answered with two tokens, or with vectors of two numbers."""
-    private_backend.card.role = ROLES.get(name, model_pb2.MODEL_ROLE_GENERATION)
-    await private_backend.beat()
-    gateway = await start_gateway(private_nats.url)
-    task = asyncio.create_task(_answer_all(private_backend))
-    yield gateway
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    return await start_for(ROLES.get(name, model_pb2.MODEL_ROLE_GENERATION))
 
 
 async def _answer_all(backend: Backend) -> None:
-    answered: set[str] = set()
     while True:
-        for request_id, job in list(backend.jobs.items()):
-            if request_id not in answered:
-                answered.add(request_id)
-                if job.HasField("embedding"):
-                    await backend.finish_texts(job)
-                else:
-                    await backend.finish(job, n=2)
+        while backend.jobs:
+            _, job = backend.jobs.popitem()
+            if job.HasField("embedding"):
+                await backend.finish_texts(job)
+            else:
+                await backend.finish(job, n=2)
         await asyncio.sleep(0.002)
 
 
