@@ -8,7 +8,7 @@ import pytest
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.process.tasks import LARGE_BYTES, off_loop_if_large
-from inferflux.gateway.http.openai.bodies import TokenizeBody
+from inferflux.gateway.http.openai.text_bodies import TokenizeBody
 from inferflux.gateway.http.paths.reading import parse
 
 

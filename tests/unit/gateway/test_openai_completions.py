@@ -10,7 +10,8 @@ import pytest
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.openai import completions, tokens
 from inferflux.gateway.http.openai.answers import Head
-from inferflux.gateway.http.openai.bodies import CompletionBody, DetokenizeBody, StreamOptions, TokenizeBody
+from inferflux.gateway.http.openai.bodies import CompletionBody, StreamOptions
+from inferflux.gateway.http.openai.text_bodies import DetokenizeBody, TokenizeBody
 from inferflux.gateway.http.paths.reading import parse
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 

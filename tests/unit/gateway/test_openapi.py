@@ -23,7 +23,16 @@ from inferflux.gateway.http.ollama.bodies import (
     OllamaGenerateBody,
     OllamaShowBody,
 )
-from inferflux.gateway.http.openai import bodies, chat, completions, embeddings, generate, served, tokens
+from inferflux.gateway.http.openai import (
+    bodies,
+    chat,
+    completions,
+    embeddings,
+    generate,
+    served,
+    text_bodies,
+    tokens,
+)
 from inferflux.gateway.http.openai.responses import responses
 from inferflux.gateway.http.paths.message_json import parse_message
 from inferflux.gateway.http.paths.reading import parse
@@ -58,10 +67,10 @@ def test_each_example_of_inference_can_be_sent() -> None:
     completions.to_requests(parse(bodies.CompletionBody, example["/v1/completions"]))
     responses.to_request(parse(bodies.ResponsesBody, example["/v1/responses"]))
     generate.to_request(parse(bodies.GenerateBody, example["/generate"]))
-    tokens.to_tokenize(parse(bodies.TokenizeBody, example["/v1/tokenize"]))
-    tokens.to_detokenize(parse(bodies.DetokenizeBody, example["/v1/detokenize"]))
-    embeddings.to_embed(parse(bodies.EmbeddingsBody, example["/v1/embeddings"]))
-    embeddings.to_rerank(parse(bodies.RerankBody, example["/v1/rerank"]))
+    tokens.to_tokenize(parse(text_bodies.TokenizeBody, example["/v1/tokenize"]))
+    tokens.to_detokenize(parse(text_bodies.DetokenizeBody, example["/v1/detokenize"]))
+    embeddings.to_embed(parse(text_bodies.EmbeddingsBody, example["/v1/embeddings"]))
+    embeddings.to_rerank(parse(text_bodies.RerankBody, example["/v1/rerank"]))
     to_request(messages := parse(MessagesBody, example["/v1/messages"]), Prompt(messages))
     Prompt(parse(PromptBody, example["/v1/messages/count_tokens"])).tokenize_request()
     ollama.chat_request(parse(OllamaChatBody, example["/api/chat"]))

@@ -23,16 +23,8 @@ from inferflux.gateway.http.ollama.bodies import (
     OllamaGenerateBody,
     OllamaShowBody,
 )
-from inferflux.gateway.http.openai.bodies import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    EmbeddingsBody,
-    GenerateBody,
-    RerankBody,
-    ResponsesBody,
-    TokenizeBody,
-)
+from inferflux.gateway.http.openai.bodies import ChatBody, CompletionBody, GenerateBody, ResponsesBody
+from inferflux.gateway.http.openai.text_bodies import DetokenizeBody, EmbeddingsBody, RerankBody, TokenizeBody
 
 from .openapi_answers import ANSWERS
 from .openapi_fields import EXAMPLES, described, example_of, served_alone

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from inferflux.gateway.http.front.bodies import Body, Int32, Items
-from inferflux.gateway.http.openai.bodies import SamplingBody, TokenizeBody
+from inferflux.gateway.http.openai.bodies import SamplingBody
+from inferflux.gateway.http.openai.text_bodies import TokenizeBody
 
 
 class PromptText(Body):

@@ -12,7 +12,7 @@ from inferflux.gateway.http.front.endpoint import Request
 from inferflux.gateway.http.front.exchange import Exchange
 from inferflux.gateway.http.openai import tokens
 from inferflux.gateway.http.openai.answers import Head, Json
-from inferflux.gateway.http.openai.bodies import TokenizeBody
+from inferflux.gateway.http.openai.text_bodies import TokenizeBody
 from inferflux.gateway.http.paths.answering import Answering, Asked
 from inferflux.gateway.http.paths.reading import GENERATION, BodyReader
 from inferflux.gateway.models.models import ModelRegistry

@@ -9,10 +9,11 @@ from typing import Any
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.http.errors.errors import unsupported
 from inferflux.gateway.http.openai import tools
-from inferflux.gateway.http.openai.bodies import EmbeddingsBody, JsonSchema, ResponseFormat, SamplingBody
+from inferflux.gateway.http.openai.bodies import JsonSchema, ResponseFormat, SamplingBody
 from inferflux.gateway.http.openai.embeddings import to_embed
 from inferflux.gateway.http.openai.params import own_fields, to_params
 from inferflux.gateway.http.openai.served import OLLAMA, check_served
+from inferflux.gateway.http.openai.text_bodies import EmbeddingsBody
 from inferflux.gateway.images.inputs import from_base64
 from inferflux.v1 import embedding_pb2, generation_pb2, inference_pb2
 

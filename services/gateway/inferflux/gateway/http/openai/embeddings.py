@@ -12,7 +12,7 @@ from inferflux.gateway.request.embeddings import Embedded
 from inferflux.v1 import embedding_pb2, generation_pb2, inference_pb2
 
 from .answers import Json
-from .bodies import DocumentBody, EmbeddingsBody, InputText, RerankBody
+from .text_bodies import DocumentBody, EmbeddingsBody, InputText, RerankBody
 
 EMBEDDINGS_NAMES: Mapping[str, str] = {"inputs": "input"}
 

@@ -9,7 +9,8 @@ from pydantic_core import to_json
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.v1 import tokenizer_pb2
 
-from .bodies import ChatBody, ResponsesBody, TokenizeBody
+from .bodies import ChatBody, ResponsesBody
+from .text_bodies import TokenizeBody
 
 
 def prompt_form(body: ChatBody | TokenizeBody) -> tokenizer_pb2.RenderChat:

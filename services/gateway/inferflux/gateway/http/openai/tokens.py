@@ -9,8 +9,8 @@ from inferflux.v1 import inference_pb2
 
 from . import messages, tools
 from .answers import Json
-from .bodies import DetokenizeBody, TokenizeBody
 from .prompt_form import form_names, prompt_form
+from .text_bodies import DetokenizeBody, TokenizeBody
 
 DETOKENIZE_NAMES: Mapping[str, str] = {"token_ids": "tokens"}
 

@@ -6,7 +6,7 @@ from inferflux.common.contract.errors import InferFluxError
 from inferflux.gateway.http.errors.errors import in_words_of
 from inferflux.gateway.http.front.endpoint import Request
 from inferflux.gateway.http.openai import embeddings
-from inferflux.gateway.http.openai.bodies import EmbeddingsBody, RerankBody
+from inferflux.gateway.http.openai.text_bodies import EmbeddingsBody, RerankBody
 from inferflux.gateway.request.embeddings import Embeddings
 from inferflux.v1 import model_pb2
 

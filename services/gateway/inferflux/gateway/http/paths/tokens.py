@@ -8,7 +8,7 @@ from inferflux.common.contract.errors import InferFluxError
 from inferflux.gateway.http.errors.errors import in_words_of
 from inferflux.gateway.http.front.endpoint import Request
 from inferflux.gateway.http.openai import tokens
-from inferflux.gateway.http.openai.bodies import DetokenizeBody, TokenizeBody
+from inferflux.gateway.http.openai.text_bodies import DetokenizeBody, TokenizeBody
 from inferflux.gateway.request.token_calls import TokenCalls
 
 from .reading import BodyReader
