@@ -52,7 +52,7 @@ compose-test: .venv/.dev  ## build the images, run and break the containers unde
 	  -v -s --tb=short -o timeout_func_only=true tests/compose $(ARGS)
 
 peers: .venv/.dev  ## build llama.cpp's own server from the same source, for `make bench`; needs cmake
-	@$(BIN)/python -m benchmarks.peer_build
+	@$(BIN)/python -m benchmarks.rows.peer_build
 
 bench: .venv/.dev  ## measure against a bare llama.cpp loop and llama.cpp's own server
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -61,7 +61,7 @@ bench-scheduling: .venv/.dev  ## measure urgency, fairness, cancels, and what a 
 	$(BIN)/python -m benchmarks.scheduling $(ARGS)
 
 sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost; ARGS="--quick"
-	$(BIN)/python benchmarks/schedule_sim.py $(ARGS)
+	$(BIN)/python -m benchmarks.schedule_sim $(ARGS)
 
 architectures: .venv/.dev  ## serve a tiny model of each architecture in every way: docs/architectures.md; ARGS="qwen35 rwkv7"
 	@PYTHONPATH=tests GOMP_SPINCOUNT=0 $(BIN)/python -m architectures $(ARGS)

@@ -1,1 +1,1 @@
-"""How fast InferFlux is: a load generator, the limit it is held against, and the table they fill."""
+"""Measurements of InferFlux, one command a module; the rooms hold what they share."""

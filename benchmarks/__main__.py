@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.run import main
+from benchmarks.rows.run import main
 
 sys.exit(main())

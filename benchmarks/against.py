@@ -23,19 +23,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.calm import Run
-from benchmarks.command_line import add_json, make_parser, positive, write_json
-from benchmarks.cpu_cost import CPU_MS, with_cpu
-from benchmarks.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
-from benchmarks.pairs import SAMPLED, Word, in_turn, load_of, ratio
-from benchmarks.peers import ROOT
-from benchmarks.stats import median
+from benchmarks.load.command_line import add_json, make_parser, positive, write_json
+from benchmarks.load.stats import median
+from benchmarks.rows.calm import Run
+from benchmarks.rows.cpu_cost import CPU_MS, with_cpu
+from benchmarks.rows.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
+from benchmarks.rows.pairs import SAMPLED, Word, in_turn, load_of, ratio
+from benchmarks.rows.peers import ROOT
 from inferflux.cli.reach.state_dir import StackState, StateDir
 
 _START_LIMIT_S = 90.0

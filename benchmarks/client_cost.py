@@ -1,6 +1,6 @@
 """What the load generator itself costs: CPU time per token, for each kind of target.
 
-    python benchmarks/client_cost.py
+    python -m benchmarks.client_cost
 
 It shares its cores with the server under test, so its own time is part of what is measured. Here it reads
 from stand-ins that send made-up tokens at a steady pace from another process.
@@ -17,21 +17,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 import grpc
 import grpc.aio
 import uvloop
 from rich.console import Console
 
-from benchmarks.command_line import add_json, make_parser, write_json
-from benchmarks.grpc_target import GrpcTarget
-from benchmarks.lean_grpc_target import LeanGrpcTarget
-from benchmarks.load import Target, closed_loop, sender
-from benchmarks.prompts import Prompts
-from benchmarks.sse_target import SseTarget
-from benchmarks.trace import totals
+from benchmarks.load.command_line import add_json, make_parser, write_json
+from benchmarks.load.grpc_target import GrpcTarget
+from benchmarks.load.lean_grpc_target import LeanGrpcTarget
+from benchmarks.load.loops import Target, closed_loop, sender
+from benchmarks.load.prompts import Prompts
+from benchmarks.load.sse_target import SseTarget
+from benchmarks.load.trace import totals
 from inferflux.cli.stack.servers import LOOPBACK
 from inferflux.v1 import inference_pb2, tokens_pb2
 

@@ -32,13 +32,13 @@ from rich.table import Table
 from inferflux.cli.model_files.named import SMOLLM2, fetched
 from inferflux.cli.stack import StackOptions
 
-from .command_line import add_json, make_parser, positive, write_json
-from .cpu_cost import cpu_s
-from .grpc_target import generate_request
-from .peer_build import built_server
-from .peers import find, llama_server
+from .load.command_line import add_json, make_parser, positive, write_json
+from .load.grpc_target import generate_request
+from .load.stats import median
+from .rows.cpu_cost import cpu_s
+from .rows.peer_build import built_server
+from .rows.peers import find, llama_server
 from .scheduling.ground import Ground, ground
-from .stats import median
 
 _SLOTS = 4
 _CELLS = 8192

@@ -1,6 +1,6 @@
 """The limit a server is held against: the same prompts through a bare llama_decode loop in one process.
 
-    python benchmarks/engine.py --model-file models/bench.gguf --concurrency 8 --requests 64
+    python -m benchmarks.engine --model-file models/bench.gguf --concurrency 8 --requests 64
 
 Takes what serve.py takes, as far as it makes sense without a server, and gives the same figures.
 """
@@ -13,15 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from rich.console import Console
 
-from benchmarks.command_line import add_json, make_parser, write_json
-from benchmarks.prompts import Prompts, middle_of
-from benchmarks.show import result_table
-from benchmarks.trace import totals
+from benchmarks.load.command_line import add_json, make_parser, write_json
+from benchmarks.load.prompts import Prompts, middle_of
+from benchmarks.load.trace import totals
+from benchmarks.rows.show import result_table
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -53,7 +50,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         BareLoopError: llama.cpp refused.
     """
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
-    from benchmarks.bare_loop import BareLoop
+    from benchmarks.load.bare_loop import BareLoop
 
     loop = BareLoop(options.model_file, slots=options.slots, threads=options.threads)
     loop.warm_up()

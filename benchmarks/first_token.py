@@ -30,9 +30,9 @@ from rich.table import Table
 
 from inferflux.worker.processes.engine_process import SPIN_COUNT
 
-from .command_line import add_json, make_parser, positive, write_json
-from .engine_loop import EngineLoop, item_of
-from .stats import median
+from .load.command_line import add_json, make_parser, positive, write_json
+from .load.engine_loop import EngineLoop, item_of
+from .load.stats import median
 
 if TYPE_CHECKING:
     from inferflux.worker.engine.llama.context import Context

@@ -32,9 +32,9 @@ from inferflux.common.calls import grpc_client
 from inferflux.common.contract.address import split
 from inferflux.v1 import inference_pb2_grpc
 
-from .command_line import positive
-from .grpc_target import generate_request
-from .stats import percentile
+from .load.command_line import positive
+from .load.grpc_target import generate_request
+from .load.stats import percentile
 
 # Token ids that are ordinary text in the demo and the bench model.
 _IDS = range(300, 1800)

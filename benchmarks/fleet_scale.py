@@ -38,11 +38,11 @@ from inferflux.common.calls import grpc_client
 from inferflux.common.contract.requests.priority import HIGHEST
 from inferflux.v1 import inference_pb2_grpc
 
-from .command_line import add_json, make_parser, positive, write_json
-from .cpu_cost import cpu_s
-from .grpc_target import generate_request
-from .lab import LabError
-from .peers import ROOT
+from .load.command_line import add_json, make_parser, positive, write_json
+from .load.grpc_target import generate_request
+from .rows.cpu_cost import cpu_s
+from .rows.lab import LabError
+from .rows.peers import ROOT
 
 _URGENT_EVERY_S = 0.2
 _IDLE_S = 5.0

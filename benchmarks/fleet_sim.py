@@ -27,7 +27,7 @@ from rich.table import Table
 
 from inferflux.common.process.machine import heap
 
-from .command_line import add_json, make_parser, positive, write_json
+from .load.command_line import add_json, make_parser, positive, write_json
 from .sim.figures import Waits
 from .sim.fleet.setup import LEAST_SCHEDULERS, QUICK, Fleet
 from .sim.fleet.study import Found, run

@@ -33,7 +33,7 @@ from inferflux.worker.engine.plan.planner import StepPlan
 from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-from .command_line import add_json, make_parser, positive, write_json
+from .load.command_line import add_json, make_parser, positive, write_json
 
 BATCHES = (8, 32, 128)
 VOCABULARIES = (2048, 128_256)

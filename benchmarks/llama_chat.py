@@ -30,9 +30,9 @@ from inferflux.common.text.constraints.answers.schemas import parameter_types
 from inferflux.gateway.tokenizer.rendering import Asked, Rendered, Renderer
 from inferflux.v1 import generation_pb2, inference_pb2
 
-from .command_line import add_json, make_parser, write_json
-from .peer_build import PINS, Place, pin_of, place_of
-from .peers import PeerError
+from .load.command_line import add_json, make_parser, write_json
+from .rows.peer_build import PINS, Place, pin_of, place_of
+from .rows.peers import PeerError
 
 Json = dict[str, Any]
 Read = tuple[str, str, list[tuple[str, Any]]]

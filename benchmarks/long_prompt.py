@@ -1,6 +1,6 @@
 """What a long prompt does to the streams that already run, and what they do to it.
 
-    python benchmarks/long_prompt.py --url 127.0.0.1:50051 --model bench
+    python -m benchmarks.long_prompt --url 127.0.0.1:50051 --model bench
 
 Streams run undisturbed for a while; then a long prompt arrives. Their longest gap between two tokens until
 its first token, against their median gap before it came, is how much they notice. Its time to first token,
@@ -17,21 +17,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import uvloop
 from rich.console import Console
 
-from benchmarks import target
-from benchmarks.command_line import make_parser, positive, write_json
-from benchmarks.load import Send, sender
-from benchmarks.prompts import Prompts
-from benchmarks.stats import gaps, median
-from benchmarks.trace import Trace
+from benchmarks.load import target
+from benchmarks.load.command_line import make_parser, positive, write_json
+from benchmarks.load.loops import Send, sender
+from benchmarks.load.prompts import Prompts
+from benchmarks.load.stats import gaps, median
+from benchmarks.load.trace import Trace
 
 _SETTLED_TOKENS = 32
 _TOKENS_AFTER = 8

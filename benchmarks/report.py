@@ -1,7 +1,7 @@
 """Put what was measured into a document, between two markers: no figure there is typed by hand.
 
-python benchmarks/report.py --write docs/performance.md
-python benchmarks/report.py --of scheduling --write docs/performance.md
+python -m benchmarks.report --write docs/performance.md
+python -m benchmarks.report --of scheduling --write docs/performance.md
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-from benchmarks import results
-from benchmarks.command_line import make_parser
-from benchmarks.plot import ratio_bars
-from benchmarks.show import target_text, value_text
+from benchmarks.load.command_line import make_parser
+from benchmarks.rows import results
+from benchmarks.rows.plot import ratio_bars
+from benchmarks.rows.show import target_text, value_text
 
 BEGIN = "<!-- results: written by benchmarks/report.py -->"
 END = "<!-- end of results -->"

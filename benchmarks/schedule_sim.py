@@ -18,14 +18,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.command_line import add_json, make_parser, write_json
+from benchmarks.load.command_line import add_json, make_parser, write_json
 from benchmarks.report import ReportError, insert
 from benchmarks.sim import studies
 from benchmarks.sim.findings import Findings, Grid

@@ -1,6 +1,6 @@
 """Put a running server under load and say how fast it answered.
 
-    python benchmarks/serve.py --url 127.0.0.1:50051 --model inferflux-demo --concurrency 8 --requests 64
+    python -m benchmarks.serve --url 127.0.0.1:50051 --model inferflux-demo --concurrency 8 --requests 64
 
 Prompts are random token ids, another one for each request, or random words with --prompt-characters. Answers
 are greedy unless a temperature is given. They ignore the model's own end, so that every request generates
@@ -17,24 +17,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import grpc.aio
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import target
-from benchmarks.command_line import make_parser, positive, write_json
-from benchmarks.http_stream import ProtocolError
-from benchmarks.load import Send, Target, closed_loop, open_loop, sender
-from benchmarks.prompts import LogNormal, Prompts, PromptSource, TextPrompts
-from benchmarks.show import result_table
-from benchmarks.trace import Objective, Trace, totals
+from benchmarks.load import target
+from benchmarks.load.command_line import make_parser, positive, write_json
+from benchmarks.load.http_stream import ProtocolError
+from benchmarks.load.loops import Send, Target, closed_loop, open_loop, sender
+from benchmarks.load.prompts import LogNormal, Prompts, PromptSource, TextPrompts
+from benchmarks.load.trace import Objective, Trace, totals
+from benchmarks.rows.show import result_table
 
 _UPDATES_PER_S = 2
 # Requests of the warm-up are numbered from here, so that no measured prompt is sent twice.

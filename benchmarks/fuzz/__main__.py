@@ -23,7 +23,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.command_line import make_parser
+from benchmarks.load.command_line import make_parser
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.calls import grpc_client

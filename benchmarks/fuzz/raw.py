@@ -7,8 +7,8 @@ import random
 import struct
 from contextlib import suppress
 
-from benchmarks import http2
-from benchmarks.http2 import FrameType
+from benchmarks.load import http2
+from benchmarks.load.http2 import FrameType
 
 _PATIENCE_S = 0.3
 _HEADERS = (

@@ -1,1 +1,1 @@
-"""What strangers can do to a gateway's clients."""
+"""Attacks by strangers on a gateway, and how its clients fare meanwhile."""

@@ -36,7 +36,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.command_line import make_parser
+from benchmarks.load.command_line import make_parser
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.contract.address import split

@@ -8,7 +8,7 @@ from typing import Self
 
 import grpc.aio
 
-from benchmarks.grpc_target import generate_request
+from benchmarks.load.grpc_target import generate_request
 from inferflux.cli.stack import Stack
 from inferflux.common.calls import grpc_client
 from inferflux.v1 import inference_pb2_grpc

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import http2
-from benchmarks.http2 import FrameType
+from benchmarks.load import http2
+from benchmarks.load.http2 import FrameType
 
 CHAT = "/inferflux.v1.InferenceService/Chat"
 CHECK = "/grpc.health.v1.Health/Check"

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.engine_loop import item_of
+from benchmarks.load.engine_loop import item_of
 from inferflux.v1 import engine_pb2
 
 from .killed import answers_of_killed

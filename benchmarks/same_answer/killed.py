@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.grpc_target import generate_request
-from benchmarks.lab import LabError
+from benchmarks.load.grpc_target import generate_request
+from benchmarks.rows.lab import LabError
 from benchmarks.scheduling.ground import Ground, ground, until
 from benchmarks.scheduling.streams import Stream, ends, failures
 from inferflux.cli.stack import StackOptions

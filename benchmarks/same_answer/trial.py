@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from benchmarks.engine_loop import item_of
+from benchmarks.load.engine_loop import item_of
 from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.settings import WorkerSettings
 

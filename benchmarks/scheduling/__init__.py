@@ -1,1 +1,1 @@
-"""Who waits how long on the real stack, and what is lost when a part of it is killed."""
+"""Waits on the real stack, and losses when a part of it is killed."""

@@ -17,10 +17,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import results
-from benchmarks.command_line import make_parser
-from benchmarks.lab import LabError
-from benchmarks.run import chosen, conclude, measure, warn_if_busy, write_bench_model
+from benchmarks.load.command_line import make_parser
+from benchmarks.rows import results
+from benchmarks.rows.lab import LabError
+from benchmarks.rows.run import chosen, conclude, measure, warn_if_busy, write_bench_model
 
 from .ground import FULL, QUICK, Bench
 from .rows import ROWS

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from benchmarks.lab import BENCH_MODEL
-from benchmarks.rows import Reading
+from benchmarks.rows.lab import BENCH_MODEL
+from benchmarks.rows.table import Reading
 from inferflux.cli.stack import StackOptions
 from inferflux.common.bus import Bus, Message
 from inferflux.common.contract import subjects

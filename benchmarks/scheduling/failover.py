@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.lab import BENCH_MODEL, DEMO_MODEL, LabError
-from benchmarks.rows import Reading
+from benchmarks.rows.lab import BENCH_MODEL, DEMO_MODEL, LabError
+from benchmarks.rows.table import Reading
 from inferflux.cli.stack import StackOptions
 from inferflux.common.process.machine.cores import usable_cores
 from inferflux.v1 import scheduler_pb2

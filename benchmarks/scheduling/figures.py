@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.stats import gaps, median
+from benchmarks.load.stats import gaps, median
 
 from .streams import Stream
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lab import DEMO_MODEL, LabError
-from benchmarks.rows import Reading
-from benchmarks.stats import median
+from benchmarks.load.stats import median
+from benchmarks.rows.lab import DEMO_MODEL, LabError
+from benchmarks.rows.table import Reading
 from inferflux.cli.stack import StackOptions
 
 from .figures import Window, changed, longest_gap_s

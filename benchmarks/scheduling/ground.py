@@ -14,9 +14,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.grpc_target import generate_request
-from benchmarks.lab import LabError
-from benchmarks.prompts import Prompts, middle_of
+from benchmarks.load.grpc_target import generate_request
+from benchmarks.load.prompts import Prompts, middle_of
+from benchmarks.rows.lab import LabError
 from inferflux.cli.reach.client import Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.calls import grpc_client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from benchmarks.rows import Reading, Row
+from benchmarks.rows.table import Reading, Row
 
 _FAILED = "requests"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.scenarios import Scenario
+from benchmarks.rows.scenarios import Scenario
 
 from . import cancels, failover, flood, shares, urgent
 from .ground import Bench

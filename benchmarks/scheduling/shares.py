@@ -7,9 +7,9 @@ import json
 import time
 from collections.abc import AsyncIterator
 
-from benchmarks.lab import DEMO_MODEL
-from benchmarks.rows import Reading
-from benchmarks.stats import median
+from benchmarks.load.stats import median
+from benchmarks.rows.lab import DEMO_MODEL
+from benchmarks.rows.table import Reading
 from inferflux.cli.stack import StackOptions
 
 from .figures import Window, evenness, tokens_in

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from benchmarks.trace import Trace
+from benchmarks.load.trace import Trace
 from inferflux.common.calls import grpc_client
 from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc, tokens_pb2
 

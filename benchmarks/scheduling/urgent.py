@@ -8,9 +8,9 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 
-from benchmarks.lab import BENCH_MODEL, LabError
-from benchmarks.rows import Reading
-from benchmarks.stats import median, summary
+from benchmarks.load.stats import median, summary
+from benchmarks.rows.lab import BENCH_MODEL, LabError
+from benchmarks.rows.table import Reading
 from inferflux.cli.stack import StackOptions
 from inferflux.v1 import inference_pb2
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.stats import percentile
+from benchmarks.load.stats import percentile
 
 from .traffic import Arrival
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.peer_build import source
+from benchmarks.rows.peer_build import source
 
 from .families import FAMILIES, Family
 from .hosting import a_host, why_not_hosted

@@ -7,8 +7,8 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterable
 
-from benchmarks import http2
-from benchmarks.http2 import FrameType
+from benchmarks.load import http2
+from benchmarks.load.http2 import FrameType
 
 _WAIT_S = 20.0
 _INITIAL_WINDOW = 0x4

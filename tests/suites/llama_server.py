@@ -15,7 +15,7 @@ import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from benchmarks.peer_build import source
+from benchmarks.rows.peer_build import source
 
 from .environments import environment
 from .rows import Row, of_case

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from benchmarks.stats import percentile
+from benchmarks.load.stats import percentile
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.against import stack_of, table_of
-from benchmarks.cpu_cost import CPU_MS, per_request_ms, with_cpu
-from benchmarks.lab import LabError
+from benchmarks.rows.cpu_cost import CPU_MS, per_request_ms, with_cpu
+from benchmarks.rows.lab import LabError
 
 
 async def test_a_folder_without_an_environment_is_refused_by_name(tmp_path: Path) -> None:

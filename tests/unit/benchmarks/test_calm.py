@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from benchmarks.calm import Round, StolenTime, calm_rounds, calmest
+from benchmarks.rows.calm import Round, StolenTime, calm_rounds, calmest
 
 
 def rounds_of(stolen: list[float], n: int) -> tuple[list[Round], list[str]]:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import http2
-from benchmarks.grpc_target import GrpcTarget
-from benchmarks.lean_grpc_target import LeanGrpcTarget
-from benchmarks.load import Target
-from benchmarks.trace import Trace
+from benchmarks.load import http2
+from benchmarks.load.grpc_target import GrpcTarget
+from benchmarks.load.lean_grpc_target import LeanGrpcTarget
+from benchmarks.load.loops import Target
+from benchmarks.load.trace import Trace
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 _PLACES = st.lists(st.integers(0, 10_000), max_size=12)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.http_stream import EventParser, ProtocolError, ResponseParser
-from benchmarks.sse_target import Completion
-from benchmarks.trace import Trace
+from benchmarks.load.http_stream import EventParser, ProtocolError, ResponseParser
+from benchmarks.load.sse_target import Completion
+from benchmarks.load.trace import Trace
 
 _BODY = b'data: {"a":1}\n\ndata: {"b":2}\r\n\r\n: a comment\n\ndata:[DONE]\n\n'
 _EVENTS = [b'{"a":1}', b'{"b":2}', b"[DONE]"]

@@ -9,8 +9,8 @@ import statistics
 
 import pytest
 
-from benchmarks.load import closed_loop, open_loop, poisson_moments
-from benchmarks.trace import Trace
+from benchmarks.load.loops import closed_loop, open_loop, poisson_moments
+from benchmarks.load.trace import Trace
 
 
 async def test_a_closed_loop_keeps_exactly_this_many_on_the_way() -> None:

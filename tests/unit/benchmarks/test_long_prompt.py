@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.load.trace import Trace
 from benchmarks.long_prompt import figures
-from benchmarks.trace import Trace
 
 
 def _long(sent_s: float, first_s: float) -> Trace:

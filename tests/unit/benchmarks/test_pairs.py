@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from benchmarks.pairs import ratio, ratios
-from benchmarks.stats import median
+from benchmarks.load.stats import median
+from benchmarks.rows.pairs import ratio, ratios
 
 
 def _goodput(run: dict[str, Any]) -> float:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import peers
-from benchmarks.peer_build import PINS, Place, pin_of, place_of
-from benchmarks.peers import PeerError, Served
+from benchmarks.rows import peers
+from benchmarks.rows.peer_build import PINS, Place, pin_of, place_of
+from benchmarks.rows.peers import PeerError, Served
 
 _TEXT = """\
 diskcache==5.6.3 \\

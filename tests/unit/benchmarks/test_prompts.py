@@ -7,9 +7,9 @@ import statistics
 
 import pytest
 
-from benchmarks.load import sender
-from benchmarks.prompts import LogNormal, Prompt, Prompts, TextPrompts, middle_of
-from benchmarks.trace import Trace
+from benchmarks.load.loops import sender
+from benchmarks.load.prompts import LogNormal, Prompt, Prompts, TextPrompts, middle_of
+from benchmarks.load.trace import Trace
 
 
 def test_every_request_has_a_prompt_of_its_own_and_every_run_the_same_ones() -> None:

@@ -9,9 +9,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import report, results
-from benchmarks.rows import ROWS, Reading, Row
-from benchmarks.scenarios import SCENARIOS
+from benchmarks import report
+from benchmarks.rows import results
+from benchmarks.rows.scenarios import SCENARIOS
+from benchmarks.rows.table import ROWS, Reading, Row
 from benchmarks.scheduling.rows import ROWS as SCHEDULING_ROWS
 
 _MACHINE = {

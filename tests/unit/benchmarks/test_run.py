@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from benchmarks.lab import FULL, QUICK, Script
-from benchmarks.run import parse, plan_of
+from benchmarks.rows.lab import FULL, QUICK, Script
+from benchmarks.rows.run import parse, plan_of
 
 
 def test_a_trial_is_one_pair_and_a_result_three() -> None:

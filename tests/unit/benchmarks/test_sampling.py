@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.grpc_target import generate_request
-from benchmarks.sampling import GREEDY, Sampling
+from benchmarks.load.grpc_target import generate_request
+from benchmarks.load.sampling import GREEDY, Sampling
+from benchmarks.load.sse_target import sampling_fields
 from benchmarks.serve import parse
-from benchmarks.sse_target import sampling_fields
 
 
 def test_greedy_is_temperature_zero_and_nothing_else() -> None:

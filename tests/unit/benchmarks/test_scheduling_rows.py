@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report, results
-from benchmarks.run import chosen
+from benchmarks import report
+from benchmarks.rows import results
+from benchmarks.rows.run import chosen
 from benchmarks.scheduling.__main__ import parse, results_file
 from benchmarks.scheduling.rows import ROWS, reading
 from benchmarks.scheduling.scenarios import SCENARIOS

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.stats import gaps, median, percentile, summary
-from benchmarks.trace import Trace, totals
+from benchmarks.load.stats import gaps, median, percentile, summary
+from benchmarks.load.trace import Trace, totals
 
 _VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 

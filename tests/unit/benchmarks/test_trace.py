@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.trace import Objective, Trace, totals
+from benchmarks.load.trace import Objective, Trace, totals
 
 _OBJECTIVE = Objective(ttft_s=1.0, mean_gap_s=0.06)
 

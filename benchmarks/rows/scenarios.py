@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 
+from benchmarks.load.stats import median
+
 from .lab import BENCH_MODEL, DEMO_MODEL, ENGINE_CORE, OTHER_CORE, Lab, Layout
 from .pairs import (
     SAMPLED,
@@ -25,7 +27,6 @@ from .pairs import (
     sampled_to_received,
     serve_ours,
 )
-from .rows import RATES, rate_key
 from .server_rows import (
     Load,
     against_llama_server,
@@ -33,7 +34,7 @@ from .server_rows import (
     long_prompt_ours,
     open_loop,
 )
-from .stats import median
+from .table import RATES, rate_key
 
 Setup = TypeVar("Setup")
 

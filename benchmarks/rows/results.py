@@ -12,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .rows import ROWS, Reading, Row
+from .table import ROWS, Reading, Row
 
-LATEST = Path(__file__).parent / "results" / "latest.json"
+LATEST = Path(__file__).parents[1] / "results" / "latest.json"
 TRIAL = LATEST.with_name("trial.json")
 SCHEDULING = LATEST.with_name("scheduling.json")
 ENVIRONMENT = "environment"

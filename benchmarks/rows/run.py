@@ -21,18 +21,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
 from rich.console import Console
 
-from benchmarks import results
-from benchmarks.command_line import make_parser, positive
-from benchmarks.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError, Plan
-from benchmarks.peers import ROOT, PeerError
-from benchmarks.rows import ROWS, Row
-from benchmarks.scenarios import SCENARIOS, Scenario, Setup
-from benchmarks.show import rows_table
+from benchmarks.load.command_line import make_parser, positive
+from benchmarks.rows import results
+from benchmarks.rows.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError, Plan
+from benchmarks.rows.peers import ROOT, PeerError
+from benchmarks.rows.scenarios import SCENARIOS, Scenario, Setup
+from benchmarks.rows.show import rows_table
+from benchmarks.rows.table import ROWS, Row
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import StartError
 

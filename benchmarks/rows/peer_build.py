@@ -19,10 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-from benchmarks.peers import ROOT, PeerError
+from benchmarks.rows.peers import ROOT, PeerError
 
 PINS = ROOT / "requirements" / "llama.txt"
 _PACKAGE = "llama-cpp-python"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from .command_line import add_json
+from benchmarks.load.command_line import add_json
+
 from .grpc_target import GrpcTarget
 from .lean_grpc_target import LeanGrpcTarget
-from .load import Target
+from .loops import Target
 from .prompts import middle_of
 from .sampling import GREEDY, Sampling
 from .sse_target import SseTarget

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from inferflux.cli.stack.servers import LOOPBACK, dying_with_parent, free_port
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = ROOT / ".venv-peers"
 _REQUIREMENTS = ROOT / "requirements" / "peers.txt"
 _START_LIMIT_S = 60.0
@@ -109,7 +109,7 @@ def _wheel_command(python: Path, served: Served) -> list[str]:
         "--slots": served.slots,
         "--cells": served.cells,
     }
-    script = ROOT / "benchmarks" / "peer_server.py"
+    script = Path(__file__).with_name("peer_server.py")
     words = [str(word) for option in options.items() for word in option]
     return [str(python), str(script), *words, *(() if served.has_flash_attention else ("--no-flash-attn",))]
 

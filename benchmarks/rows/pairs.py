@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from benchmarks.load.stats import median
 from inferflux.cli.stack import Stack
 
 from .calm import Run, calm_rounds
 from .lab import Lab
-from .rows import ROWS, Reading
-from .stats import median
+from .table import ROWS, Reading
 
 Readings = AsyncIterator[Reading]
 Word = str | int | float

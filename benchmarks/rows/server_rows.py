@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from benchmarks.load.stats import median
+from benchmarks.rows import peer_build
 from inferflux.cli.stack import Stack
 
-from . import peer_build, peers
+from . import peers
 from .calm import Run, calm_rounds
 from .lab import BENCH_MODEL, DEMO_MODEL, SLOTS, Lab, Layout
 from .pairs import (
@@ -31,8 +33,7 @@ from .pairs import (
     serve_ours,
 )
 from .peers import Peer
-from .rows import RATES, Reading, rate_key
-from .stats import median
+from .table import RATES, Reading, rate_key
 
 _CELLS = 16384
 _VARIED: tuple[Word, ...] = ("--prompt-characters", "64:1500", "--answer-tokens", "16:128")
