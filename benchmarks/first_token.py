@@ -31,7 +31,7 @@ from rich.table import Table
 from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .load.command_line import add_json, make_parser, positive, write_json
-from .load.engine_loop import EngineLoop, item_of
+from .load.engine_loop import SLOTS, EngineLoop, item_of
 from .load.stats import median
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 # Token ids that are ordinary text in the demo and the bench model.
 _IDS = range(300, 1800)
-_SLOTS = 8
 _KV_CELLS = 16384
 _CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 _PARTS = ("main", "prefill", "copy in", "copy back")
@@ -135,7 +134,7 @@ class Trial:
 
     def __init__(self, backend: Backend, options: argparse.Namespace) -> None:
         self._clock_s = _CLOCKS[options.clock]
-        self._loop = EngineLoop(backend, _SLOTS)
+        self._loop = EngineLoop(backend)
         cells = options.prefix_tokens + options.question_tokens
         self._bare = {
             f"bare, {'flash' if is_flash else 'no flash'}": Bare(
@@ -153,8 +152,7 @@ class Trial:
         self._watch.take()
         began_s = self._clock_s()
         self._loop.start(item)
-        while not self._loop.is_idle:
-            self._loop.step()
+        self._loop.run_all()
         ended_s = self._clock_s()
         spent = self._watch.take()
         spent.seconds[_ALL] = ended_s - began_s
@@ -212,7 +210,7 @@ def main() -> None:
 
     config = engine_pb2.EngineConfig(
         model_path=str(options.model_file),
-        slots=_SLOTS,
+        slots=SLOTS,
         sequences=80,
         kv_cells=_KV_CELLS,
         batch_tokens=2048,

@@ -18,14 +18,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -41,8 +37,7 @@ from inferflux.v1 import inference_pb2_grpc
 from .load.command_line import add_json, make_parser, positive, write_json
 from .load.grpc_target import generate_request
 from .rows.cpu_cost import cpu_s
-from .rows.lab import LabError
-from .rows.peers import ROOT
+from .rows.lab import FULL, Lab
 
 _URGENT_EVERY_S = 0.2
 _IDLE_S = 5.0
@@ -91,6 +86,7 @@ class Fleet:
     def __init__(self, stack: Stack, console: Console, options: argparse.Namespace) -> None:
         self._stack = stack
         self._console = console
+        self._lab = Lab(FULL, console)
         self._options = options
 
     async def idle(self) -> Phase:
@@ -121,7 +117,8 @@ class Fleet:
         options, stack = self._options, self._stack
         where = ("--url", stack.endpoint, "--model", stack.model_name, "--client", "lean")
         sizes = ("--prompt-tokens", options.prompt_tokens, "--max-tokens", options.max_tokens)
-        return await _run_load(*where, *sizes, *load, "--limit-s", _LIMIT_S, api_key=stack.api_key)
+        words = (*where, *sizes, *load, "--limit-s", _LIMIT_S)
+        return await self._lab.serve(*words, api_key=stack.api_key, may_fail=True)
 
     async def _ask_urgently(self, urgent: Phase) -> None:
         priority = 0 if self._options.unannounced else HIGHEST
@@ -161,34 +158,6 @@ class Fleet:
             urgent_answer_ms=sorted(urgent.urgent_answer_ms),
             first_token_p50_ms=result["ttft_ms"]["p50"],
         )
-
-
-async def _run_load(*arguments: str | float, api_key: str) -> dict[str, Any]:
-    """The figures of `benchmarks.serve`, whose requests may be refused.
-
-    Raises:
-        LabError: it gave none.
-    """
-    with tempfile.TemporaryDirectory(prefix="inferflux-fleet-") as folder:
-        out = Path(folder) / "result.json"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "benchmarks.serve", *map(str, arguments), "--json", str(out)),
-            cwd=ROOT,
-            env={**os.environ, "INFERFLUX_API_KEY": api_key},
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            _, errors = await process.communicate()
-        except asyncio.CancelledError:
-            process.kill()
-            await process.wait()
-            raise
-        if not out.is_file():
-            raise LabError(errors.decode(errors="replace")[-2000:])
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
 
 
 async def measure(options: argparse.Namespace, console: Console) -> list[Phase]:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 
 def make_parser(doc: str | None, *, prog: str | None = None) -> argparse.ArgumentParser:
@@ -29,15 +25,6 @@ def write_json(options: argparse.Namespace, figures: Any) -> None:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-def show_figures(options: argparse.Namespace, figures: Mapping[str, float]) -> None:
-    """Print figures as a table, and write them to the file of `--json`, if one is given."""
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:.4g}")
-    Console().print(table)
-    write_json(options, figures)
 
 
 def positive(text: str) -> int:

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.load.engine_loop import item_of
+from benchmarks.load.engine_loop import SLOTS, EngineLoop, item_of
 from inferflux.v1 import engine_pb2
 
 from .killed import answers_of_killed
-from .trial import SLOTS, STATES, Serving, Trial, prompts_of
+from .trial import STATES, Trial, prompts_of
 
 if TYPE_CHECKING:
     from inferflux.worker.engine.llama.native import Backend
@@ -42,7 +42,7 @@ def _seconds(
     backend: Backend, prompts: Sequence[list[int]], max_tokens: int, *, deterministic: bool
 ) -> tuple[float, float]:
     """CPU seconds of these requests at once: until each has a token, and from then on."""
-    serving = Serving(backend)
+    serving = EngineLoop(backend)
     began = time.process_time()
     names = [
         serving.start(item_of(i, prompt, max_tokens), deterministic=deterministic)

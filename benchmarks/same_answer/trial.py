@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from benchmarks.load.engine_loop import item_of
-from inferflux.v1 import engine_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.settings import WorkerSettings
+from benchmarks.load.engine_loop import SLOTS, EngineLoop, item_of
 
 if TYPE_CHECKING:
     from inferflux.worker.engine.llama.native import Backend
-    from inferflux.worker.engine.step.core import Engine
 
-SLOTS = 9
 _OTHERS_CELLS = 4_200
 _WORDS = (
     *("river", "stone", "light", "old", "paper", "winter", "engine", "garden", "letter", "bridge", "small"),
@@ -34,99 +29,6 @@ def prompts_of(backend: Backend, n: int, *, seed: int = 1, words: int = 60) -> l
         text = f"{draw.choice(_ASKED)} {' '.join(draw.choices(_WORDS, k=draw.randint(6, words)))}."
         made.append(backend.vocab.tokenize(text.encode(), add_special=True, parse_special=False))
     return made
-
-
-@dataclass(slots=True)
-class Serving:
-    """An engine of an empty backend, and what it has answered by request."""
-
-    backend: Backend
-    answers: dict[str, list[int]] = field(default_factory=dict)
-    engine: Engine = field(init=False)
-    _free: list[int] = field(default_factory=lambda: list(range(SLOTS)))
-    # By key, of those that run or were evicted.
-    _slots: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
-        from inferflux.worker.engine.step.core import Engine
-        from inferflux.worker.engine.tiers.tiers import Tiers
-
-        for seq_id in range(self.backend.sequences):  # what an earlier engine has left there
-            self.backend.forget(seq_id)
-            self.backend.forget_prefill(seq_id)
-        names = ("max_itl_factor", "step_limit_s")
-        defaults = {name: WorkerSettings.model_fields[name].default for name in names}
-        self.engine = Engine(self.backend, worker_id="bench", tiers=Tiers.off(), **defaults)
-
-    def start(self, item: worker_pb2.BatchItem, *, deterministic: bool) -> str:
-        """Take a request up; returns its name."""
-        item.slot = self._free.pop()
-        if deterministic:
-            item.request.params.deterministic = True
-        name = item.request.request_id
-        self.answers[name] = []
-        self._slots[_key(name)] = item.slot
-        self.engine.start(item)
-        return name
-
-    def run(self, until: Callable[[], bool]) -> None:
-        """Step until that holds. Requests that were evicted go on.
-
-        Raises:
-            RuntimeError: a request failed.
-        """
-        while not until():
-            for sequence in self.engine._sequences.values():  # noqa: SLF001
-                if not sequence.is_running and sequence.key in self._slots:
-                    self._resume(sequence.key)
-            self.engine.step()
-            report = self.engine.take_report()
-            for emission in report.step.emissions if report else ():
-                chunk = tokens_pb2.TokenChunk.FromString(emission.chunk)
-                self.answers[chunk.request_id].extend(chunk.token_ids)
-                if chunk.HasField("failed"):
-                    raise RuntimeError(chunk.failed.message)
-            for ended in report.step.finished if report else ():
-                self._free.append(self._slots.pop(ended.key))
-
-    def run_to(self, names: Iterable[str], tokens: int) -> None:
-        """Step until each of these requests has this many tokens."""
-        names = list(names)
-        self.run(lambda: all(len(self.answers[name]) >= tokens for name in names))
-
-    def run_to_end(self, names: Iterable[str]) -> None:
-        """Step until these requests have ended."""
-        keys = set(map(_key, names))
-        self.run(lambda: keys.isdisjoint(self._slots))
-
-    def run_all(self) -> None:
-        """Step until all requests but parked ones have ended."""
-        self.run(lambda: not self._slots)
-
-    def evict(self, name: str) -> None:
-        """Take a request's cells, as for one that is more urgent."""
-        self.engine._evict(self.engine._sequences[_key(name)])  # noqa: SLF001
-
-    def park(self, name: str) -> None:
-        """Take a request's slot, as for one that waited. Its cells stay."""
-        self.engine.deschedule(engine_pb2.EngineDeschedule(key=_key(name), epoch=1, run=1))
-        self._free.append(self._slots.pop(_key(name)))
-
-    def take_back(self, name: str) -> None:
-        self._slots[_key(name)] = self._free.pop()
-        self._resume(_key(name))
-
-    def cancel(self, name: str) -> None:
-        self.engine.cancel(_key(name), is_silent=True)
-        self._free.append(self._slots.pop(_key(name)))
-
-    def _resume(self, key: str) -> None:
-        self.engine.resume(engine_pb2.EngineResume(key=key, epoch=1, slot=self._slots[key], run=1))
-
-
-def _key(name: str) -> str:
-    return f"bench.{name}"
 
 
 class Trial:
@@ -152,31 +54,31 @@ class Trial:
     @cached_property
     def alone(self) -> list[list[int]]:
         """Each prompt's answer by an engine that is empty."""
-        return [self._answer(Serving(self._backend), i) for i in range(len(self._prompts))]
+        return [self._answer(EngineLoop(self._backend), i) for i in range(len(self._prompts))]
 
     def full(self) -> list[list[int]]:
         """With a cache full of other prompts."""
-        serving = Serving(self._backend)
+        serving = EngineLoop(self._backend)
         filled = n = 0
         while filled < min(_OTHERS_CELLS, self._backend.cells - 512):
             n += 1
             (prompt,) = prompts_of(self._backend, 1, seed=1000 + n, words=120)
-            serving.start(item_of(10_000 + n, prompt, 1), deterministic=False)
+            serving.start(item_of(10_000 + n, prompt, 1))
             serving.run_all()
             filled += len(prompt)
         return [self._answer(serving, i) for i in range(len(self._prompts))]
 
     def shared(self) -> list[list[int]]:
         """After the same prompt."""
-        serving = Serving(self._backend)
+        serving = EngineLoop(self._backend)
         for prompt in self._prompts:
-            serving.start(item_of(10_000, prompt, 1), deterministic=False)
+            serving.start(item_of(10_000, prompt, 1))
             serving.run_all()
         return [self._answer(serving, i) for i in range(len(self._prompts))]
 
     def beside(self) -> list[list[int]]:
         """Five at once, and four others."""
-        serving, found = Serving(self._backend), []
+        serving, found = EngineLoop(self._backend), []
         for group in self._groups(SLOTS - 4):
             others = [self._start_other(serving, n, 16 * self._max_tokens) for n in range(4)]
             serving.run_to(others, 1)
@@ -187,7 +89,7 @@ class Trial:
 
     def parked(self) -> list[list[int]]:
         """Eight at once, each parked half way. Others run in their slots meanwhile."""
-        serving, found = Serving(self._backend), []
+        serving, found = EngineLoop(self._backend), []
         for group in self._groups():
             names = [self._start(serving, i) for i in group]
             for name in names:
@@ -203,7 +105,7 @@ class Trial:
 
     def evicted(self) -> list[list[int]]:
         """Eight at once, each evicted half way."""
-        serving, found = Serving(self._backend), []
+        serving, found = EngineLoop(self._backend), []
         for group in self._groups():
             names = [self._start(serving, i) for i in group]
             for name in names:
@@ -216,7 +118,7 @@ class Trial:
         """Eight at once, by an engine that is given the first half of the answers."""
         found, half = [], self._max_tokens // 2
         for group in self._groups():
-            serving = Serving(self._backend)
+            serving = EngineLoop(self._backend)
             firsts = [self.alone[i][:half] for i in group]
             names = [self._start(serving, i, generated=first) for i, first in zip(group, firsts, strict=True)]
             rests = self._answer_all(serving, names)
@@ -227,20 +129,20 @@ class Trial:
         for i in range(0, len(self._prompts), size):
             yield range(i, min(i + size, len(self._prompts)))
 
-    def _start(self, serving: Serving, i: int, *, generated: Sequence[int] = ()) -> str:
+    def _start(self, serving: EngineLoop, i: int, *, generated: Sequence[int] = ()) -> str:
         item = item_of(i, self._prompts[i], self._max_tokens)
         item.request.generated_token_ids.extend(generated)
         return serving.start(item, deterministic=self._is_deterministic)
 
-    def _start_other(self, serving: Serving, n: int, max_tokens: int) -> str:
+    def _start_other(self, serving: EngineLoop, n: int, max_tokens: int) -> str:
         """Of a deterministic trial every second one is deterministic."""
         item = item_of(10_000 + n, self._others[n], max_tokens)
         return serving.start(item, deterministic=self._is_deterministic and n % 2 == 0)
 
-    def _answer(self, serving: Serving, i: int) -> list[int]:
+    def _answer(self, serving: EngineLoop, i: int) -> list[int]:
         return self._answer_all(serving, [self._start(serving, i)])[0]
 
-    def _answer_all(self, serving: Serving, names: list[str]) -> list[list[int]]:
+    def _answer_all(self, serving: EngineLoop, names: list[str]) -> list[list[int]]:
         serving.run_to_end(names)
         return [serving.answers.pop(name) for name in names]
 

@@ -9,7 +9,8 @@ from harness.model_paths import NAMES, model_path
 from harness.serving import Served, load
 from harness.worker import batch_item
 
-from benchmarks.same_answer.trial import SLOTS, STATES, Trial, prompts_of
+from benchmarks.load.engine_loop import SLOTS
+from benchmarks.same_answer.trial import STATES, Trial, prompts_of
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.llama.native import Backend
 
