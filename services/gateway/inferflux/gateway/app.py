@@ -93,7 +93,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
 
 @dataclass(frozen=True)
 class _Gateway:
-    """What the servicers and the readiness stand on."""
+    """Parts that the servicers and the readiness stand on."""
 
     bus: Bus
     trail: AuditTrail
@@ -188,7 +188,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
 
 
 def _service_key(settings: GatewaySettings) -> str:
-    """What is sent to policy; "" where the certificate proves this gateway."""
+    """Return the key that is sent to policy; "" where the certificate proves this gateway."""
     keys = parse_service_keys(
         settings.service_key.get_secret_value(), needs_one=not settings.shows_certificate
     )

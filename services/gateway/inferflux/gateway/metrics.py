@@ -1,4 +1,4 @@
-"""What the gateway measures of requests, as the client sees them, under the names of vLLM's metrics."""
+"""Measures of requests, as the client sees them, under the names of vLLM's metrics."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class GatewayMetrics:
         return by
 
     def of(self, model: str) -> ModelMetrics:
-        """Of one model, whose name must be that of a served one: labels have to stay bounded."""
+        """Return those of one model, whose name must be that of a served one: labels have to stay bounded."""
         metrics = self._by_model.get(model)
         if metrics is None:
             metrics = self._by_model[model] = ModelMetrics(self, model)

@@ -1,4 +1,4 @@
-"""Whether the gateway is ready, and what is wrong: asked of what it stands on, again and again."""
+"""Readiness of the gateway, and what is wrong: asked of what it stands on, again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set about the gateway: `INFERFLUX_GATEWAY_...`, beside what every service shares."""
+"""Settings of the gateway: `INFERFLUX_GATEWAY_...`, beside those that every service shares."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class GatewaySettings(AuditSettings):
 
     @property
     def shows_certificate(self) -> bool:
-        """Whether policy, if it asks for a certificate, sees this gateway's."""
+        """Return whether policy, if it asks for a certificate, sees this gateway's."""
         return self.tls_ca is not None and self.tls_cert is not None
 
     @property
@@ -291,7 +291,7 @@ class GatewaySettings(AuditSettings):
         )
 
     def image_client(self) -> HttpClient | None:
-        """What fetches images, to be closed; None where none are fetched."""
+        """Return the client that fetches images, to be closed; None where none are fetched."""
         if not self.image_urls:
             return None
         return HttpClient(

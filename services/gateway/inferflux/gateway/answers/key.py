@@ -1,4 +1,4 @@
-"""Which requests have the same answer, and what that answer is called (pure)."""
+"""Requests that have the same answer, and the name of that answer (pure)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IRRELEVANT_OF_FORMAT: Final = frozenset({"functions", "is_exact", "call_id_prefi
 
 
 def is_repeatable(params: generation_pb2.GenerationParams) -> bool:
-    """Whether the caller asks for one certain answer: a greedy one, or the one of a seed.
+    """Return whether the caller asks for one certain answer: a greedy one, or the one of a seed.
 
     Args:
         params: as the caller sent them. Resolved ones always have a seed.

@@ -1,4 +1,4 @@
-"""What the answer cache gives, and what it takes."""
+"""Metrics of the answer cache: what it gives and takes."""
 
 from __future__ import annotations
 

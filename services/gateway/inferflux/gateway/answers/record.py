@@ -74,7 +74,7 @@ class Recorder:
 
 
 def cut(answer: answers_pb2.CachedAnswer, max_tokens: int) -> answers_pb2.CachedAnswer | None:
-    """What a request for at most `max_tokens` would have been answered.
+    """Cut the answer to that of a request for at most `max_tokens`.
 
     None if that is not known: the answer was ended by a smaller `max_tokens`, or within a chunk.
     """
@@ -139,7 +139,7 @@ def _chunk(
 
 
 def seal(data: bytes, name: bytes, salt: bytes) -> bytes:
-    """What is kept under `name`: whatever was not sealed for it is told apart from an answer."""
+    """Seal an answer for `name`: whatever was not sealed for it is told apart."""
     return _mark(data, name, salt) + data
 
 

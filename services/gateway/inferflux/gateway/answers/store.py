@@ -170,7 +170,7 @@ return {removed, freed}
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """What the answers may take.
+    """Limits of what the answers may take.
 
     Attributes:
         max_bytes: of all tenants together.
@@ -185,7 +185,7 @@ class AnswerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What keeping one answer led to.
+    """The result of keeping one answer.
 
     Attributes:
         total_bytes: of all answers.
@@ -213,12 +213,12 @@ class AnswerStore:
         self._limits = limits
 
     async def find(self, name: bytes) -> bytes | None:
-        """What is kept under a name. It lives as long again from now on."""
+        """Return what is kept under a name. It lives as long again from now on."""
         answer = await self._find([_key(name)], [PREFIX, name.hex(), self._lifetime_ms])
         return answer if isinstance(answer, bytes) else None
 
     def has_room_for(self, n_bytes: int) -> bool:
-        """Whether an answer of this many bytes fits the budgets at all."""
+        """Return whether an answer of this many bytes fits the budgets at all."""
         return n_bytes + OVERHEAD_BYTES <= min(self._limits.tenant_bytes, self._limits.max_bytes)
 
     async def keep(self, name: bytes, sealed: bytes, *, tenant: str, model: str = "") -> Kept:

@@ -172,7 +172,7 @@ class _Probed:
 
 
 class _Default:
-    """What answers on paths that are not there."""
+    """Answers on paths that are not there."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

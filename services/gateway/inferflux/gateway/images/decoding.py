@@ -22,7 +22,7 @@ _MEMORY_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What images may take.
+    """Limits of what images may take.
 
     Attributes:
         count: of one request, sounds too.
@@ -47,7 +47,7 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a process is to decode.
+    """Images that a process is to decode.
 
     Attributes:
         module: run by it. bound: the module's own limit. rest: its further arguments.

@@ -140,13 +140,13 @@ def from_base64(text: str, *, field: str, reason: str = "") -> bytes:
 
 
 def is_image_file(data: bytes) -> bool:
-    """Whether a file begins as those that are decoded do."""
+    """Return whether a file begins as those that are decoded do."""
     is_webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     return is_webp or data.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8"))
 
 
 def is_sound_file(data: bytes) -> bool:
-    """Whether a file begins as WAV or MP3 does."""
+    """Return whether a file begins as WAV or MP3 does."""
     is_wav = data[:4] == b"RIFF" and data[8:12] == b"WAVE"
     return is_wav or data[:3] == b"ID3" or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
 

@@ -17,7 +17,7 @@ LIVE_S = 3.0
 
 
 class HostDirectory:
-    """What hosts say of their models. `now` is a monotonic time in seconds, passed in."""
+    """Reports of hosts on their models. `now` is a monotonic time in seconds, passed in."""
 
     def __init__(self) -> None:
         # The host that reported least recently first.
@@ -35,7 +35,7 @@ class HostDirectory:
         self._hosts[status.host_id] = now, status
 
     def names(self, now: float) -> set[str]:
-        """Of every model that a live host knows."""
+        """Return the name of every model that a live host knows."""
         return {hosted.card.name for _, hosted in self._hosted(now)}
 
     def resolve(self, name: str, now: float) -> str:
@@ -96,7 +96,7 @@ class HostDirectory:
         return next((job for job in status.store_jobs if job.job_id == job_id), None)
 
     def has_digest(self, digest: str) -> bool:
-        """Whether a host has reported a model with it."""
+        """Return whether a host has reported a model with it."""
         return any(h.card.digest == digest for _, status in self._hosts.values() for h in status.models)
 
     def _hosted(self, now: float) -> Iterator[tuple[str, host_pb2.HostedModel]]:

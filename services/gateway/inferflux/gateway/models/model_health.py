@@ -1,4 +1,4 @@
-"""What the models mean for a gateway's health (pure)."""
+"""The part of the models in a gateway's health (pure)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelTally:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a request can be served, if need be after it had its model loaded."""
+        """Return whether a request can be served, if need be after it had its model loaded."""
         return self.ready > 0 or self.registered > 0
 
 
@@ -42,7 +42,7 @@ class ModelHealth:
         self._tally = ModelTally()
 
     def take(self, tally: ModelTally, now: float) -> None:
-        """What the models are like at `now`, a monotonic time in seconds."""
+        """Take the state of the models at `now`, a monotonic time in seconds."""
         self._tally = tally
         if tally.can_serve:
             self._served_s = now
@@ -63,7 +63,7 @@ class ModelHealth:
 
     @property
     def warning(self) -> str:
-        """What is wrong with models although others may be served; "" if nothing is."""
+        """Say what is wrong with models although others may be served; "" if nothing is."""
         tally = self._tally
         said = [
             (tally.ready + tally.registered == 0, "no model is ready"),

@@ -45,7 +45,7 @@ class Splits:
     sticky: Sticky = Sticky.TENANT
 
     def is_alias(self, name: str) -> bool:
-        """Whether requests of this name are split."""
+        """Return whether requests of this name are split."""
         return name in self.aliases
 
     def choose(self, alias: str, identity: str, is_usable: Callable[[str], bool]) -> str:

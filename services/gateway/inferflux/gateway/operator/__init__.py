@@ -1,1 +1,1 @@
-"""What operators ask of a gateway, and its way to the schedulers."""
+"""Questions of operators to a gateway, and its way to the schedulers."""

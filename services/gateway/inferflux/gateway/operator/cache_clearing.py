@@ -27,14 +27,14 @@ class ClearsWorkers(Protocol):
 
 
 class LiveWorkers(Protocol):
-    """Who knows the workers and their models; `inferflux.gateway.models.models.ModelRegistry` does."""
+    """Knows the workers and their models, as `inferflux.gateway.models.models.ModelRegistry` does."""
 
     async def live_workers(self) -> Mapping[str, frozenset[str]]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is to be cleared."""
+    """Parts of the caches that are to be cleared."""
 
     answers: bool
     prefixes: bool
@@ -46,7 +46,7 @@ class Parts:
 
 
 def parts_of(request: admin_pb2.ClearCacheRequest) -> Parts:
-    """What a request asks for: all that there is, unless it chooses (pure)."""
+    """Return what a request asks for: all that there is, unless it chooses (pure)."""
     if request.answers or request.prefixes or request.tiers:
         return Parts(request.answers, request.prefixes, request.tiers)
     return Parts(answers=not request.worker_id, prefixes=True, tiers=True)
@@ -74,7 +74,7 @@ class CacheClearing:
         self._redis = redis
 
     async def clear(self, request: admin_pb2.ClearCacheRequest) -> admin_pb2.ClearCacheResponse:
-        """What was cleared, and what could not be.
+        """Clear, and say what was cleared and what could not be.
 
         Args:
             request: that passed `admin_limits.check_clear`.

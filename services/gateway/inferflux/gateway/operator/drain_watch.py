@@ -1,4 +1,4 @@
-"""What of a worker's draining is worth telling, and when it is over (pure)."""
+"""Progress of a worker's draining that is worth telling, and its end (pure)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DrainWatch:
         self.is_over = False
 
     def take(self, progress: scheduler_pb2.DrainProgress, now: float) -> bool:
-        """Whether this answer is to be passed on; the one that ends it always is.
+        """Return whether this answer is to be passed on; the one that ends it always is.
 
         It is over when the worker may be stopped, or when it takes requests again: it was undone.
         """

@@ -31,7 +31,7 @@ class SchedulerAdmin:
         self._timeout_s = timeout_s
 
     async def fairness(self) -> scheduler_pb2.Fairness:
-        """What the fairness controller goes by now."""
+        """Return what the fairness controller goes by now."""
         return await self._fairness(get_fairness=scheduler_pb2.GetFairness())
 
     async def set_fairness(self, change: scheduler_pb2.SetFairness) -> scheduler_pb2.Fairness:
@@ -164,7 +164,7 @@ class SchedulerAdmin:
 
 
 def _is_answer(reply: scheduler_pb2.SchedulerAdminReply) -> bool:
-    """Whether no other leader has a better one."""
+    """Return whether no other leader has a better one."""
     return reply.refused.reason not in (OTHER_PARTITION, UNKNOWN_WORKER)
 
 

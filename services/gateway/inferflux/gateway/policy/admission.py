@@ -116,7 +116,7 @@ class Admission:
     async def _ask_about(
         self, calls: Sequence[policy_pb2.AdmitRequest]
     ) -> Sequence[policy_pb2.AdmitResponse | InferFluxError]:
-        """What policy says of each of these calls."""
+        """Ask policy about each of these calls."""
         try:
             if len(calls) > 1:
                 many = policy_pb2.AdmitManyRequest(requests=calls)
@@ -183,7 +183,7 @@ class Admission:
     async def _settle_together(
         self, ended: Sequence[policy_pb2.SettleRequest]
     ) -> Sequence[policy_pb2.SettleResponse | InferFluxError]:
-        """What policy says of each of these requests."""
+        """Settle each of these requests with policy; return its answers."""
         try:
             if len(ended) > 1:
                 many = policy_pb2.SettleManyRequest(requests=ended)

@@ -1,4 +1,4 @@
-"""Who calls, as policy knows them."""
+"""The caller, as policy knows it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Caller:
             raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED")
 
     def may_use(self, model: str, adapter: str = "") -> bool:
-        """Whether the caller may use a model, or an adapter of it."""
+        """Return whether the caller may use a model, or an adapter of it."""
         return allows(self.models, model) or allows(self.models, joined(model, adapter))
 
     def capped(self, priority: int) -> int:

@@ -1,4 +1,4 @@
-"""What is recorded of a finished request: one line of the audit trail, and its usage with policy."""
+"""Records of a finished request: one line of the audit trail, and its usage with policy."""
 
 from __future__ import annotations
 

@@ -91,14 +91,14 @@ class PolicyQuestions(Generic[_Request, _Answer]):
 
 
 def admitted_of(response: policy_pb2.AdmitManyResponse) -> list[policy_pb2.AdmitResponse | InferFluxError]:
-    """What policy says of each call."""
+    """Return policy's answer about each call."""
     return [
         each.admitted if each.HasField("admitted") else from_status(each.refused) for each in response.answers
     ]
 
 
 def settled_of(response: policy_pb2.SettleManyResponse) -> list[policy_pb2.SettleResponse | InferFluxError]:
-    """What policy says of each request that ended."""
+    """Return policy's answer about each request that ended."""
     return [
         each.settled if each.HasField("settled") else from_status(each.refused) for each in response.answers
     ]

@@ -1,4 +1,4 @@
-"""What is reserved with policy for the requests of this gateway, renewed while they run.
+"""Reservations with policy for the requests of this gateway, renewed while they run.
 
 A gateway that dies renews nothing any more, so policy gives back what it had reserved. Where a client resumes
 a request at another gateway before that, the other one goes on renewing.

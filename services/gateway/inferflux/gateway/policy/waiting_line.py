@@ -22,7 +22,7 @@ class Standing(Generic[T]):
 
 
 class WaitingLine(Generic[T]):
-    """Those that wait, by priority, higher first; of one priority, first come is first served.
+    """Holds those that wait, by priority, higher first; of one priority, first come is first served.
 
     All age alike: one of priority 0 is overtaken by one of priority 4 only if that came within 8 s after it.
 

@@ -1,4 +1,4 @@
-"""Which requests this gateway has readers of, and saying so to the scheduler, which decides what ends."""
+"""Readers that this gateway has, reported by request to the scheduler, which decides what ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _attempts(reads: list[scheduler_pb2.ReadRequest]) -> list[str]:
 
 
 class Left(Enum):
-    """What the scheduler said to a reader's leaving."""
+    """The scheduler's answer to a reader's leaving."""
 
     # Others read the request, or its window runs.
     KEPT = auto()

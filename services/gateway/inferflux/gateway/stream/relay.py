@@ -30,7 +30,7 @@ class TokenSource(Protocol):
 
 
 class ReplayBuffer(Protocol):
-    """What remembers token messages; `inferflux.common.bus.Bus` is one."""
+    """Remembers token messages; `inferflux.common.bus.Bus` is one."""
 
     @property
     def is_connected(self) -> bool: ...
@@ -38,7 +38,7 @@ class ReplayBuffer(Protocol):
 
 
 async def replayed(buffer: ReplayBuffer, subject: str) -> list[bytes]:
-    """What the replay buffer holds of a subject.
+    """Return what the replay buffer holds of a subject.
 
     Raises:
         Unavailable: it does not answer. That is late too, but not later than the caller allowed.
@@ -125,7 +125,7 @@ class Relay:
 
     @property
     def state(self) -> StreamState:
-        """What is known of the stream."""
+        """The state of the stream, as far as it is known."""
         return self._order.state
 
     async def next(self) -> tokens_pb2.TokenChunk | None:
@@ -154,7 +154,7 @@ class Relay:
             self._take(data)
 
     async def receives_within(self, limit_s: float) -> bool:
-        """Whether a chunk of the request has come, or comes within `limit_s` seconds."""
+        """Return whether a chunk of the request has come, or comes within `limit_s` seconds."""
         if not self.has_received:
             try:
                 self._take(await self._source.next(limit_s))

@@ -29,7 +29,7 @@ class FetchesGuards(Protocol):
 
 
 class StreamGuards:
-    """What this gateway has of them."""
+    """Holds the stream guards of this gateway."""
 
     def __init__(self, policy: FetchesGuards) -> None:
         self._policy = policy

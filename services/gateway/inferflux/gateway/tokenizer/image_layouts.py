@@ -31,7 +31,7 @@ class Layouts:
         self._loading = threading.Lock()
 
     def of(self, path: Path | None, vocab: Vocab) -> Callable[[tokenizer_pb2.StoredMedia], Layout]:
-        """What gives the pieces of an image; raises TokenizerFaultErrors.
+        """Return what gives the pieces of an image; it raises TokenizerFaultErrors.
 
         Raises:
             TokenizerFaultError: libmtmd cannot use the projector.

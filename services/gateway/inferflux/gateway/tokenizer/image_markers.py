@@ -17,7 +17,7 @@ class ImageMarkers:
         self._secret = secret
 
     def begin(self) -> PromptMarkers:
-        """Those of one prompt."""
+        """Begin the markers of one prompt."""
         return PromptMarkers(self._secret)
 
 

@@ -33,7 +33,7 @@ _LEAST_TIME_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class TokenizerLimits:
-    """What tokenizer processes may use, each of them.
+    """Limits of what each tokenizer process may use.
 
     Attributes:
         processes: at the same time, one for each model.
@@ -92,27 +92,27 @@ class ModelTokenizer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """The id of the process that runs now."""
         return None if self._child is None or self._child.is_gone else self._child.pid
 
     @property
     def has_process(self) -> bool:
-        """Whether a process runs or is being started."""
+        """Return whether a process runs or is being started."""
         return self.pid is not None or self._loading is not None
 
     @property
     def needs_process(self) -> bool:
-        """Whether the next request starts one."""
+        """Return whether the next request starts one."""
         return not self.has_process and self._backoff.wait_s(_now()) == 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no text is being worked on."""
+        """Return whether no text is being worked on."""
         return self._n_working == 0 and self._loading is None
 
     @property
     def should_revive(self) -> bool:
-        """Whether it had a process, or could get none, and another may be started."""
+        """Return whether it had a process, or could get none, and another may be started."""
         return self.needs_process and (self._child is not None or bool(self.start_error))
 
     async def close(self) -> None:
@@ -140,7 +140,7 @@ class ModelTokenizer:
     async def work(
         self, request: tokenizer_pb2.TokenizerRequest, *, field: str
     ) -> tokenizer_pb2.TokenizerResponse:
-        """What `request` asks for; `field` is named where the text is at fault.
+        """Do what `request` asks for; `field` is named where the text is at fault.
 
         Raises:
             InvalidArgument: the template or the text is at fault.

@@ -236,7 +236,7 @@ class Tokenizer:
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_BAD_TEXT, str(error)) from None
 
     def _cut(self, ids: list[int], context_length: int) -> list[int]:
-        """What fits, and the mark at the end where there was one."""
+        """Return what fits, and the mark at the end where there was one."""
         if len(ids) <= context_length:
             return ids
         end = ids[-1:] if ids[-1] in self._vocab.end_marks else []

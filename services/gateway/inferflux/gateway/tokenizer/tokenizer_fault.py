@@ -1,4 +1,4 @@
-"""What a tokenizer process cannot do, and whose fault that is."""
+"""Faults of a tokenizer process: what it cannot do, and whose fault that is."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Tokenizers:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the processes that run now, by digest."""
+        """The ids of the processes that run now, by digest."""
         return {digest: model.pid for digest, model in self._models.items() if model.pid is not None}
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the answers of the HTTP front look like, as JSON schemas for the OpenAPI document.
+"""JSON schemas of the HTTP front's answers, for the OpenAPI document.
 
 Clients may rely on what is required here. Answers can have further fields.
 """
@@ -54,7 +54,7 @@ _COMPLETION_LOGPROBS = _object(
 
 
 def _answer(kind: str, choice: Schema) -> Schema:
-    """What chats and completions have in common."""
+    """Fields that chats and completions have in common."""
     return _object(
         id=_TEXT,
         object={"const": kind},

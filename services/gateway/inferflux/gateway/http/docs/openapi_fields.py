@@ -1,4 +1,4 @@
-"""What the fields of bodies mean, and an example of each body, for the OpenAPI document."""
+"""Meanings of the fields of bodies, and an example of each body, for the OpenAPI document."""
 
 from __future__ import annotations
 

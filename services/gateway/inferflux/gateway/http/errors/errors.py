@@ -142,5 +142,5 @@ def _first(field: str) -> str:
 
 
 def _is_part(name: str, field: str) -> bool:
-    """Whether a field is `name`, or in it."""
+    """Return whether a field is `name`, or in it."""
     return field.startswith(name) and field[len(name) :][:1] in ("", ".", "[")

@@ -1,4 +1,4 @@
-"""What happens around every HTTP call: context, admission, body, errors, its log line and its count."""
+"""Steps around every HTTP call: context, admission, body, errors, its log line and its count."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OpenHandler = Callable[[Exchange], Awaitable[None]]
 
 
 class Edge:
-    """What all endpoints share.
+    """Parts that all endpoints share.
 
     Args:
         admit: lets the holder of a key pass, by the scope that an endpoint needs.

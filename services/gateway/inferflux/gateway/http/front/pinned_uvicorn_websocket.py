@@ -63,7 +63,7 @@ class BoundedWebSocketProtocol(WSProtocol):
 
 
 def websocket_factory(pace: Pace) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn makes its websockets' protocols with."""
+    """Return the factory that uvicorn makes its websockets' protocols with."""
 
     def make(**arguments: Any) -> BoundedWebSocketProtocol:
         return BoundedWebSocketProtocol(pace, **arguments)

@@ -30,7 +30,7 @@ class RouteRule:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it counts against request limits."""
+        """Return whether it counts against request limits."""
         return self.scope is Scope.INFERENCE
 
 

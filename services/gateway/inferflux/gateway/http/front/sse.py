@@ -62,7 +62,7 @@ class Events(Protocol):
     framing: Framing
 
     def failure(self, error: HttpError) -> Iterable[Message]:
-        """What a stream that fails ends with."""
+        """Messages that end a stream that fails."""
         ...
 
 

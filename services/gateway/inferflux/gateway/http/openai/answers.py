@@ -1,4 +1,4 @@
-"""What answers of chats and completions have in common."""
+"""Parts that answers of chats and completions have in common."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_LOGPROB = -9999.0
 
 @dataclass(slots=True)
 class Head:
-    """What every object of an answer begins with.
+    """The fields that every object of an answer begins with.
 
     Attributes:
         created: seconds since the Unix epoch.
@@ -117,7 +117,7 @@ class UsageSum:
 
 
 class DraftSum:
-    """What was drafted for the choices of an answer, under llama.cpp's names."""
+    """Tokens drafted for the choices of an answer, under llama.cpp's names."""
 
     def __init__(self) -> None:
         self._drafted = self._accepted = 0
@@ -127,14 +127,14 @@ class DraftSum:
         self._accepted += timings.draft_n_accepted
 
     def to_json(self) -> Json:
-        """What an answer has of it: nothing where nothing was drafted."""
+        """Return its fields of an answer: none where nothing was drafted."""
         if not self._drafted:
             return {}
         return {"timings": {"draft_n": self._drafted, "draft_n_accepted": self._accepted}}
 
 
 def drafts_of(finished: tokens_pb2.Finished) -> Json:
-    """What a chunk that ends a choice has of its drafts."""
+    """Return the drafts of a choice, for the chunk that ends it."""
     drafts = DraftSum()
     drafts.add(finished.timings)
     return drafts.to_json()

@@ -67,7 +67,7 @@ def _tools(body: ChatBody) -> Sequence[ToolBody] | None:
 
 
 def field_names(body: ChatBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Map fields that have another name inside to the client's names."""
     names = {
         "logprobs": "top_logprobs",
         **constraints.field_names(body),
@@ -112,7 +112,7 @@ class ChatStream(UnnamedEvents):
     def messages(
         self, index: int, chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None = None
     ) -> list[Json]:
-        """What the client gets for one chunk of a choice."""
+        """Return the client's messages for one chunk of a choice."""
         messages: list[Json] = []
         self._told.note(chunk)
         is_end = chunk.HasField("finished")
@@ -138,7 +138,7 @@ class ChatStream(UnnamedEvents):
         return messages
 
     def last(self) -> list[Json]:
-        """What comes after the choices."""
+        """Return the messages after the choices."""
         if not self._told.is_last:
             return []
         return [self._head.of("chat.completion.chunk", []) | {"usage": self._usage.to_json()}]
@@ -153,7 +153,7 @@ class ChatStream(UnnamedEvents):
 def _said(
     chunk: tokens_pb2.TokenChunk, delta: inference_pb2.ChatDelta | None, calls: custom_tools.ChatCalls
 ) -> Json:
-    """What a chunk adds to the message."""
+    """Return what a chunk adds to the message."""
     if delta is None:
         return {"content": chunk.text} if chunk.text else {}
     said: Json = {}

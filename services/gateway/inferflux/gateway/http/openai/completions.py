@@ -34,7 +34,7 @@ MAX_SHARED_BYTES = 64 << 10
 
 
 def field_names(body: CompletionBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Map fields that have another name inside to the client's names."""
     names = {"text": "prompt", "token_ids": "prompt", **constraints.field_names(body)}
     names["prompt_logprobs"] = "logprobs"
     return {**names_used(body), **names}
@@ -105,7 +105,7 @@ def _with_prompt(
 
 
 class Shape:
-    """What streams and whole answers of completions have in common.
+    """Parts that streams and whole answers of completions have in common.
 
     Args:
         echoes: the text that precedes the choices of each prompt.
@@ -188,7 +188,7 @@ class CompletionStream(UnnamedEvents):
     def messages(
         self, index: int, chunk: tokens_pb2.TokenChunk, _delta: inference_pb2.ChatDelta | None = None
     ) -> list[Json]:
-        """What the client gets for one chunk of a choice."""
+        """Return the client's messages for one chunk of a choice."""
         is_begin = bool(chunk.token_ids)
         chunk = self._shape.seen(chunk)
         is_end = chunk.HasField("finished")
@@ -209,7 +209,7 @@ class CompletionStream(UnnamedEvents):
         return [message | self._told.of_message()]
 
     def last(self) -> list[Json]:
-        """What comes after the choices."""
+        """Return the messages after the choices."""
         if not self._told.is_last:
             return []
         return [self._shape.head.of("text_completion", []) | {"usage": self._shape.usage.to_json()}]

@@ -1,4 +1,4 @@
-"""What OpenAI's and vLLM's fields for structured output mean for us."""
+"""Constraints of OpenAI's and vLLM's fields for structured output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def to_constraint(body: SamplingBody) -> Constraint | None:
 
 
 def field_names(body: SamplingBody) -> Mapping[str, str]:
-    """What the client calls the fields of a constraint."""
+    """Map the fields of a constraint to the client's names."""
     if body.structured_outputs is not None:
         root = "structured_outputs"
         kinds = {f"constraint.{ours}": f"{root}.{_name(theirs)}" for ours, theirs in _OUTPUTS.items()}

@@ -53,7 +53,7 @@ def to_request(body: GenerateBody) -> inference_pb2.GenerateRequest | inference_
 
 
 def field_names(body: GenerateBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Map fields that have another name inside to the client's names."""
     return {
         **names_used(body),
         "text": "prompt",

@@ -93,7 +93,7 @@ def audio_of(given: InputAudio | None, field: str) -> inference_pb2.AudioInput:
 
 
 def field_names(messages: Sequence[Message]) -> Mapping[str, str]:
-    """What clients call the fields of calls."""
+    """Map the fields of calls to the clients' names."""
     names: dict[str, str] = {}
     for i, message in enumerate(messages):
         if message.function_call is not None:

@@ -16,7 +16,7 @@ DETOKENIZE_NAMES: Mapping[str, str] = {"token_ids": "tokens"}
 
 
 def tokenize_names(body: TokenizeBody) -> Mapping[str, str]:
-    """What the client calls fields that have another name inside."""
+    """Map fields that have another name inside to the client's names."""
     names = {**tools.field_names(body.tools), **messages.field_names(body.messages or ())}
     return {"text": "prompt", **form_names(body), **names}
 

@@ -56,7 +56,7 @@ class AnswerShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a call asks for.
+    """A call's request.
 
     Attributes:
         prompts: a request for each prompt.

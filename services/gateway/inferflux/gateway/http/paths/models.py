@@ -20,7 +20,7 @@ _SIZES = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
 class ListModels:
-    """Those that a worker serves now, and those that a request has loaded."""
+    """Lists models that a worker serves now, and models that a request has loaded."""
 
     def __init__(self, models: ModelRegistry, created: int) -> None:
         self._models = models

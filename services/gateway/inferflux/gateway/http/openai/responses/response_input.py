@@ -1,4 +1,4 @@
-"""What a response's input is, items and parts, as messages of a conversation. Pure."""
+"""The input of a response, items and parts, as messages of a conversation. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the output of a response consists of: reasoning, messages, calls; and the events that tell of each."""
+"""Items of a response's output: reasoning, messages, calls; and the events that tell of each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MessageItem:
 
 @dataclass(slots=True)
 class ReasoningItem:
-    """What the model thought."""
+    """The thoughts of the model."""
 
     id: str
     text: str = ""
