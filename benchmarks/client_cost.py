@@ -1,4 +1,4 @@
-"""What the load generator itself costs: CPU time per token, for each kind of target.
+"""The load generator's own cost: CPU time per token, for each kind of target.
 
     python -m benchmarks.client_cost
 

@@ -71,7 +71,7 @@ def _computes(model: str, threads: int, has_flash_attention: bool, connection: C
 
 
 class Contenders:
-    """Those who compute the prompts, by name: how each is asked, and which processes work for it."""
+    """Holds what computes the prompts, by name: how each is asked, and which processes work for it."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options

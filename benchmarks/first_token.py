@@ -115,7 +115,7 @@ class Bare:
 
 @dataclass(slots=True)
 class Times:
-    """Of prompts of one kind, by part or context: seconds of each prompt."""
+    """Times of prompts of one kind, by part or context: seconds of each prompt."""
 
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     rows: list[list[int]] = field(default_factory=list)

@@ -62,7 +62,7 @@ class Failed(Exception):
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said, and how often it was asked."""
+    """The tokens that were said, and how often it was asked."""
 
     said: list[int]
     turns: int = 0
@@ -154,7 +154,7 @@ class Fleet:
 
 
 async def counters(stack: Stack) -> dict[str, float]:
-    """What the stack's processes have counted that bears on prefixes, by process and labels; no zeros."""
+    """Counters of the stack's processes that bear on prefixes, by process and labels; no zeros."""
     found = {}
     for process, address in stack.metrics.items():
         names = _COUNTERS.get(process.split("-")[0], ())
@@ -173,7 +173,7 @@ async def counters(stack: Stack) -> dict[str, float]:
 
 
 async def measure(options: argparse.Namespace) -> tuple[Found, dict[str, float]]:
-    """What was found, and what the processes counted."""
+    """Return what was found, and what the processes counted."""
     scheduler = {"INFERFLUX_SCHEDULER_PREFIX_WAIT_S": str(options.wait_s)}
     if options.lookup_limit_s:
         scheduler["INFERFLUX_SCHEDULER_PREFIX_LOOKUP_LIMIT_S"] = str(options.lookup_limit_s)

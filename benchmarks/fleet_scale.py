@@ -47,7 +47,7 @@ _LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a phase gave.
+    """Figures of a phase.
 
     Attributes:
         served: requests that had their whole answer.

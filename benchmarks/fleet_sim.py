@@ -58,7 +58,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def fleet_of(options: argparse.Namespace) -> Fleet:
-    """What the command line asks for.
+    """Return the fleet that the command line asks for.
 
     Raises:
         ValueError: there are too few schedulers, or workers for the models.

@@ -102,7 +102,7 @@ class SilentBackend:
         return next(self._logits)[:n_rows]
 
     def positions(self, seq_id: int) -> tuple[int, int]:
-        """What the latest step's sequences should have."""
+        """Return the positions that the latest step's sequences should have."""
         held = {part.sequence.seq_id: part.sequence.position for part in self._plan.parts}.get(seq_id)
         return (0, held - 1) if held else (-1, -1)
 
@@ -112,7 +112,7 @@ class SilentBackend:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured."""
+    """A case that is measured."""
 
     batch: int
     kind: str

@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(slots=True)
 class Verdict:
-    """What came of a schema and its instances.
+    """The result for a schema and its instances.
 
     Attributes:
         refusal: why the schema is not taken; "" if it is.
@@ -242,7 +242,7 @@ class _Speller:
 
 
 def _spellings(value: Json) -> list[str]:
-    """Of a number or a text: as JSON has it, then plainly."""
+    """Spellings of a number or a text: as JSON has it, then plainly."""
     told = [json.dumps(value, ensure_ascii=False)]
     if isinstance(value, float):
         told.append(format(Decimal(repr(value)), "f"))

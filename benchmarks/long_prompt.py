@@ -1,4 +1,4 @@
-"""What a long prompt does to the streams that already run, and what they do to it.
+"""Effects of a long prompt on the streams that already run, and what they do to it.
 
     python -m benchmarks.long_prompt --url 127.0.0.1:50051 --model bench
 

@@ -26,7 +26,7 @@ _COLUMNS = 118
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is put into a document, and where.
+    """A part of a document: what is put there, and where.
 
     Attributes:
         command: what measures it.
@@ -122,7 +122,7 @@ def _spread(raw: Mapping[str, Any]) -> str:
 
 
 def _server(raw: Mapping[str, Any]) -> str:
-    """Which of llama.cpp's servers the figure was taken against; "" for none."""
+    """Name the server of llama.cpp that the figure was taken against; "" for none."""
     runs = [run for key in ("llama_server", "runs") for run in raw.get(key, ())]
     return ", ".join(dict.fromkeys(run["server"] for run in runs if "server" in run))
 

@@ -177,7 +177,7 @@ def template_names() -> list[str]:
 
 
 def own_answers(name: str) -> Iterator[Answer]:
-    """What a template itself writes for known calls; nothing where it has no tools."""
+    """Yield what a template itself writes for known calls; nothing where it has no tools."""
     support = tool_support(template(name))
     if not support.is_usable:
         return
@@ -295,7 +295,7 @@ def syntax_for(fixture: Mapping[str, Any]) -> generation_pb2.AnswerSyntax:
 
 
 def recorded_answers() -> Iterator[Answer]:
-    """Those fixtures that are right: whole, and with calls that match the schemas of their tools."""
+    """Yield those fixtures that are right: whole, and with calls that match the schemas of their tools."""
     for fixture in fixtures():
         if "expected_error" in fixture or not fixture["tools"] or _NOT_RIGHT & {*fixture["tags"]}:
             continue

@@ -66,7 +66,7 @@ def _within(least: int, most: int) -> Callable[[str], int]:
 
 
 def scope_of(options: argparse.Namespace) -> Scope:
-    """What the command line asks for."""
+    """Return the scope that the command line asks for."""
     scope = QUICK if options.quick else Scope()
     queued = options.queued or scope.queued
     lengths = tuple(length for length in scope.lengths if length < queued)[-4:]

@@ -46,7 +46,7 @@ _ERROR = re.compile(r"\[(error|critical) *\]|Traceback \(most recent call last\)
 
 
 def processes(stack: Stack) -> dict[str, tuple[int, float]]:
-    """Who runs, and since when, the engines and tokenizers included."""
+    """Return the processes that run, and since when, the engines and tokenizers included."""
     found = {}
     for name, managed in stack.processes.items():
         process = psutil.Process(managed.pid)

@@ -1,4 +1,4 @@
-"""What came of the calls: statuses, and what must not be."""
+"""Results of the calls: statuses, and what must not be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Findings:
-    """Of all calls together.
+    """Findings of all calls together.
 
     Attributes:
         answered: calls that a server has ended and that need an audit line, by request id.

@@ -45,7 +45,7 @@ class Method:
 
     @property
     def is_audited(self) -> bool:
-        """Whether each call has an audit line of its own id.
+        """Return whether each call has an audit line of its own id.
 
         Calls of services and of strangers have none. That of Resume has the id of the request it resumes.
         """
@@ -54,7 +54,7 @@ class Method:
 
     @property
     def is_over_http(self) -> bool:
-        """Whether administrators call it over HTTP too."""
+        """Return whether administrators call it over HTTP too."""
         return self.server == "gateway" and self.name in ADMIN
 
 

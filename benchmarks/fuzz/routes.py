@@ -41,7 +41,7 @@ def client_routes() -> list[RouteRule]:
 
 
 def known_fields() -> list[str]:
-    """Of every body, and of what is in bodies."""
+    """List the fields of every body, and of what is in bodies."""
     models = (
         kind
         for api in (bodies, anthropic_bodies, ollama_bodies)

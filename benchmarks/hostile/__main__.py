@@ -56,7 +56,7 @@ _SETTLE_S = 1.0
 
 
 class Verdict(IntEnum):
-    """What a row or a run came to: the larger the worse."""
+    """The result of a row or a run: the larger the worse."""
 
     MET = 0
     NOT_JUDGED = 1
@@ -81,7 +81,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one attack did.
+    """Figures of one attack.
 
     Attributes:
         calm_s, attacked_s: the median of the windows' longest gaps.
@@ -128,7 +128,7 @@ class Watched:
 
     @property
     def cpu_s(self) -> float:
-        """Of a core, since the process began."""
+        """Seconds of a core, since the process began."""
         times = self._process.cpu_times()
         return times.user + times.system
 

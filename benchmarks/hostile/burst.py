@@ -18,7 +18,7 @@ _LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """What became of the requests.
+    """Outcomes of the requests.
 
     Attributes:
         outcomes: how many ended how: "ok", or a status and its message.

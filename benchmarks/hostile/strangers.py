@@ -33,7 +33,7 @@ _LOWEST = 19
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is sent of one call: headers, and as much of a message as the server lets in.
+    """The part of a call that is sent: headers, and as much of a message as the server lets in.
 
     Attributes:
         size: of the message as its first five bytes say.

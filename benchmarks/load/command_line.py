@@ -1,4 +1,4 @@
-"""What the command lines of benchmarks have in common."""
+"""Parts that the command lines of benchmarks have in common."""
 
 from __future__ import annotations
 

@@ -59,14 +59,14 @@ def frame(kind: FrameType, flags: int, stream: int, payload: bytes = b"") -> byt
 
 
 def opening() -> bytes:
-    """What a client sends first: no header table, and windows that need no more attention for 2 GB."""
+    """Return what a client sends first: no header table, and windows that need no more attention for 2 GB."""
     settings = struct.pack(">HIHI", _HEADER_TABLE_SIZE, 0, _INITIAL_WINDOW, _WINDOW)
     window = struct.pack(">I", _WINDOW - DEFAULT_WINDOW)
     return PREFACE + frame(FrameType.SETTINGS, 0, 0, settings) + frame(FrameType.WINDOW_UPDATE, 0, 0, window)
 
 
 def request_size(message: bytes) -> int:
-    """What a request takes of the windows of its stream and its connection, in bytes."""
+    """Return what a request takes of the windows of its stream and its connection, in bytes."""
     return len(message) + 5
 
 

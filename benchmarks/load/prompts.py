@@ -1,4 +1,4 @@
-"""What requests ask for: every request another prompt, every run of the same seed the same ones."""
+"""Prompts of requests: every request another prompt, every run of the same seed the same ones."""
 
 from __future__ import annotations
 

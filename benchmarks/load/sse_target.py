@@ -62,7 +62,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def has_answered(self) -> bool:
-        """Whether the answer to the present request has begun."""
+        """Return whether the answer to the present request has begun."""
         return self._response.status != 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,4 +1,4 @@
-"""Which server to measure, as every script here takes it on its command line."""
+"""The server to measure, as every script here takes it on its command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened to one request, and what many of them add up to."""
+"""Moments of one request, and the figures that many of them add up to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .stats import gaps, summary
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a request must keep to count in the goodput.
+    """Limits that a request must keep to count in the goodput.
 
     Attributes:
         ttft_s: longest time to the first token.
@@ -56,7 +56,7 @@ class Trace:
         return between / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     def meets(self, objective: Objective) -> bool:
-        """Whether it was answered whole, and soon and steadily enough."""
+        """Return whether it was answered whole, and soon and steadily enough."""
         if self.error or not self.arrivals_s:
             return False
         return self.ttft_s <= objective.ttft_s and self.mean_gap_s <= objective.mean_gap_s

@@ -83,7 +83,7 @@ class Place:
         return self.folder / "flags"
 
     def is_built(self, flags: str | None = None) -> bool:
-        """Whether the server is there, compiled with `flags` if any are given."""
+        """Return whether the server is there, compiled with `flags` if any are given."""
         if not (self.flags.exists() and self.server.exists()):
             return False
         return flags is None or self.flags.read_text() == flags

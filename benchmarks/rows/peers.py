@@ -32,7 +32,7 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server serves, and on what.
+    """A model that a server serves, and its sizes.
 
     Attributes:
         cells: KV cells all slots share.
@@ -78,7 +78,7 @@ def find(built: Path | None) -> Peer:
 
 
 def _built_command(server: Path, served: Served) -> list[str]:
-    """What peer_server.py sets, as options of llama-server."""
+    """Return what peer_server.py sets, as options of llama-server."""
     sizes = {"--ctx-size": served.cells, "--batch-size": 2048, "--ubatch-size": 512}
     threads = {"--threads": served.threads, "--threads-batch": served.threads}
     # Otherwise every prompt is computed: no reuse within a slot, none from another slot, none in host memory.

@@ -33,7 +33,7 @@ def environment(root: Path) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What was measured so far; nothing if there is no file yet."""
+    """Return what was measured so far; nothing if there is no file yet."""
     if not path.exists():
         return {}
     known: dict[str, Any] = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What is set up for each group of rows, and how their figures come out of it."""
+"""Scenarios: the set-up of each group of rows, and how their figures come out of it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _number(value: float | None) -> str:
 
 
 def rows_table(results: Mapping[str, Any]) -> Table:
-    """What results/latest.json holds, against the targets."""
+    """Tabulate what results/latest.json holds, against the targets."""
     table = Table(title="measured", title_justify="left")
     table.add_column("what")
     table.add_column("target", justify="right")

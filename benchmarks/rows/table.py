@@ -26,7 +26,7 @@ class Row:
     unit: str = ""
 
     def is_reached(self, value: float) -> bool | None:
-        """Whether `value` is as good as the target; None without one. Not a number reaches nothing."""
+        """Return whether `value` is as good as the target; None without one. Not a number reaches nothing."""
         if self.target is None:
             return None
         if math.isnan(value):

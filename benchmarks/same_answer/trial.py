@@ -135,7 +135,7 @@ class Trial:
         return serving.start(item, deterministic=self._is_deterministic)
 
     def _start_other(self, serving: EngineLoop, n: int, max_tokens: int) -> str:
-        """Of a deterministic trial every second one is deterministic."""
+        """Start another request; of a deterministic trial every second one is deterministic."""
         item = item_of(10_000 + n, self._others[n], max_tokens)
         return serving.start(item, deterministic=self._is_deterministic and n % 2 == 0)
 

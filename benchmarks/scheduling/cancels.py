@@ -41,7 +41,7 @@ class Freed:
 
     @property
     def excess_ms(self) -> float:
-        """What it took from sending Cancel beyond a step."""
+        """Return the time since Cancel was sent, less a step."""
         return max(0.0, self.since_sent_s - self.step_s) * 1000
 
 

@@ -1,4 +1,4 @@
-"""What clients see when a worker, the leading scheduler or nats-server is killed under load."""
+"""Effects on clients when a worker, the leading scheduler or nats-server is killed under load."""
 
 from __future__ import annotations
 
@@ -271,12 +271,12 @@ async def _restart_nats(on: Ground) -> Kill:
 
 
 def _was_queued(stream: Stream, at_s: float) -> bool:
-    """Whether it had no token by then."""
+    """Return whether it had no token by then."""
     return not stream.arrivals_s or stream.arrivals_s[0] > at_s
 
 
 def _count(key: str, each: list[int], **raw: object) -> Reading:
-    """What is to be none, in all kills together."""
+    """Count what is to be none, in all kills together."""
     return reading(key, float(sum(each)), each=each, **raw)
 
 

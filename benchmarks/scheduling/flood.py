@@ -1,4 +1,4 @@
-"""What a tenant waits beside another tenant's flood, and what a request that kills engines does to others."""
+"""A tenant beside another tenant's flood, and requests beside one that kills engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured on: a stack of its own, its administrator, and its clients."""
+"""The ground of a measurement: a stack of its own, its administrator, and its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which measurement gives which rows."""
+"""Measurements, and the rows that each gives."""
 
 from __future__ import annotations
 

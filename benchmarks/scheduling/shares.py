@@ -1,4 +1,4 @@
-"""What two tenants get of a stack that is too small for both, under the policy `fair`."""
+"""Shares of two tenants of a stack that is too small for both, under the policy `fair`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Stream(Trace):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended otherwise than by a terminal chunk that says it is complete."""
+        """Return whether it ended otherwise than by a terminal chunk that says it is complete."""
         complete = (generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH)
         return bool(self.error) or (self.ended_s > 0 and self.finish_reason not in complete)
 

@@ -1,4 +1,4 @@
-"""What preemption gives to urgent requests, and what it takes from ordinary ones."""
+"""Effects of preemption: what it gives to urgent requests, and takes from ordinary ones."""
 
 from __future__ import annotations
 

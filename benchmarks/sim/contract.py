@@ -29,7 +29,7 @@ LENGTH = generation_pb2.FINISH_REASON_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What one worker can hold."""
+    """The memory and slots of one worker."""
 
     slots: int = 16
     # In the KV cache at a time: those that run, and those that are parked beside them.

@@ -1,4 +1,4 @@
-"""What is to happen in simulated time, in order."""
+"""Events that are to happen in simulated time, in order."""
 
 from __future__ import annotations
 

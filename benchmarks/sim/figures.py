@@ -1,4 +1,4 @@
-"""What simulated runs add up to (pure)."""
+"""Figures of simulated runs (pure)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 class Served(NamedTuple):
-    """What each group (tenant, say) was given in a span of simulated time that ended `at_s`, in prompt tokens
-    (see OUTPUT_COST), and which had requests waiting all along."""
+    """Service of each group (tenant, say) in a span of simulated time that ended `at_s`, in prompt tokens
+    (see OUTPUT_COST), and the groups that had requests waiting all along."""
 
     at_s: float
     span_s: float

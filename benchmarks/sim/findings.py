@@ -1,4 +1,4 @@
-"""What all studies found: as JSON, tables and pictures."""
+"""Findings of all studies: as JSON, tables and pictures."""
 
 from __future__ import annotations
 

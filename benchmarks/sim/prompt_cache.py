@@ -1,4 +1,4 @@
-"""What a modelled worker keeps of the prompts and answers it has computed (pure)."""
+"""A modelled worker's cache of the prompts and answers it has computed (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decisions cost the core, with thousands of workers and a long queue.
+"""Costs of the core's decisions, with thousands of workers and a long queue.
 
 Only the core's own work is timed, by the processor time of this thread: what others do on the machine
 meanwhile does not count.
@@ -160,7 +160,7 @@ def one_pass(setup: Setup, queued: int, random: Random) -> Pass:
 
 
 def costs(setup: Setup, lengths: Sequence[int], random: Random, *, rounds: int = _ROUNDS) -> list[Cost]:
-    """What decisions cost when all places are taken, this many requests wait, and some of each end and come.
+    """Measure decisions when all places are taken, this many requests wait, and some end and come.
 
     The rounds of all lengths alternate, so that a slow moment of the machine is no property of one length.
 

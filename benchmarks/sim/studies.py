@@ -95,7 +95,7 @@ class PolicyResult:
 
     @property
     def served_ratio(self) -> float:
-        """What the tenant that sends more was served, per weight, ÷ what the other was."""
+        """Service of the tenant that sends more, per weight, ÷ that of the other."""
         return self.rates["heavy"] / self.rates["light"]
 
 

@@ -1,4 +1,4 @@
-"""What arrives: when, from whom, how urgent and how long. The same for the same seed."""
+"""Arrivals: when, from whom, how urgent and how long. The same for the same seed."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class WorkerModel(Size):
-    """What one worker can hold, and how fast it is."""
+    """The memory and slots of one worker, and how fast it is."""
 
     # Seconds of a step, and those that every sequence adds that decodes in it.
     step_s: float = 0.020
@@ -64,7 +64,7 @@ class EqualSteps:
 
 
 class Readers(Protocol):
-    """Those who follow the token streams."""
+    """Readers that follow the token streams."""
 
     def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float) -> None: ...
     def on_end(self, key: RequestKey, epoch: int, outcome: str) -> None: ...
@@ -122,7 +122,7 @@ class ModelledWorker(ContractWorker):
             self._begin(plan.start_s)
 
     def take_events(self) -> list[scheduler_pb2.WorkerEvent]:
-        """What it has to say since the last call."""
+        """Return its events since the last call."""
         events, self.events = self.events, []
         return events
 

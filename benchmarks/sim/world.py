@@ -183,7 +183,7 @@ class World:
         self._core(lambda: self.core.on_job(request, key, len(self.requests), self.now, cached_on))
 
     def _hints(self, request: scheduler_pb2.InferenceRequest) -> dict[str, int]:
-        """What the prefix index has of a prompt: whole blocks."""
+        """Return the hints of the prefix index for a prompt: whole blocks."""
         scope, tokens = cache_scope_of(request), request.prompt_token_ids
         blocks = {
             worker_id: worker.cache.match(scope, tokens) // _BLOCK_TOKENS
@@ -251,7 +251,7 @@ class World:
         self._follow(worker_id)
 
     def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float) -> None:
-        """What readers of the token stream are given; repeats are dropped, as they do."""
+        """Take what readers of the token stream are given; repeats are dropped, as they do."""
         arrival = self.requests[key]
         if offset > arrival.generated:
             raise Stuck(f"{key} lost its tokens {arrival.generated} to {offset}")

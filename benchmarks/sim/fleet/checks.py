@@ -1,4 +1,4 @@
-"""What must hold in every history of a fleet (pure): the same as `tests/fleet` asks of processes."""
+"""Invariants of every history of a fleet (pure): the same as `tests/fleet` asks of processes."""
 
 from __future__ import annotations
 

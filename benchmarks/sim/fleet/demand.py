@@ -1,4 +1,4 @@
-"""What is asked of a fleet: by whom, of which model, from which zone."""
+"""Requests to a fleet: by whom, of which model, from which zone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def phases(times: Timeline) -> Sequence[Phase]:
 
 
 def weights(fleet: Fleet) -> dict[str, float]:
-    """Of the tenants that want more than their share in the rush."""
+    """Weights of the tenants that want more than their share in the rush."""
     return {local_of(partition.index): 1.0 for partition in fleet.models_in} | WIDE
 
 

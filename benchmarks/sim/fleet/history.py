@@ -1,4 +1,4 @@
-"""What was seen to happen to a simulated fleet, kept to be judged afterwards."""
+"""Events seen in a simulated fleet, kept to be judged afterwards."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What tenants were given in the second that ended `at_s`, in prompt tokens and generated ones."""
+    """Service of tenants in the second that ended `at_s`, in prompt tokens and generated ones."""
 
     at_s: float
     tokens: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""What decisions cost: processor time of each call of a core."""
+"""Costs of decisions: processor time of each call of a core."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Meter:
         return sorted({what for _, what in self._seconds})
 
     def of(self, *, scheduler: str = "", what: str = "") -> Costs:
-        """Those of one scheduler, of one kind; of all where none is named."""
+        """Return the costs of one scheduler, of one kind; of all where none is named."""
         return Costs(
             s
             for (one, kind), seconds in self._seconds.items()

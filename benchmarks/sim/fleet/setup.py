@@ -22,7 +22,7 @@ _SKEW = 0.3
 
 @dataclass(frozen=True)
 class Fleet:
-    """Who there is, and for how long requests come: `seconds` of simulated time.
+    """The parts of a fleet, and for how long requests come: `seconds` of simulated time.
 
     Raises:
         ValueError: there are too few schedulers, or workers for the models.

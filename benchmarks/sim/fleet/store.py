@@ -1,4 +1,4 @@
-"""What NATS keeps: the bucket of the leases, and the work queue of each partition."""
+"""Stores that NATS keeps: the bucket of the leases, and the work queue of each partition."""
 
 from __future__ import annotations
 

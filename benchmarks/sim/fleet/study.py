@@ -97,7 +97,7 @@ class Found:
 
     @property
     def jain_index(self) -> float | None:
-        """Of the shares; None if nothing was served."""
+        """Jain's index of the shares; None if nothing was served."""
         return jain_index(self.shares.values()) if self.shares else None
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def run(fleet: Fleet, on_second: Callable[[float], None] = lambda _s: None) -> F
 
 
 def _schedule(world: FleetWorld, times: Timeline) -> None:
-    """What happens to schedulers and zones."""
+    """Schedule what happens to schedulers and zones."""
     fleet, at = world.fleet, world.events.at
     names = fleet.scheduler_names
     new = f"scheduler-{len(names)}"
@@ -150,7 +150,7 @@ def _moved(fleet: Fleet, what: str, before: set[str], after: set[str]) -> list[M
 
 
 def moved_part(fleet: Fleet, before: tuple[str, ...], after: tuple[str, ...]) -> float:
-    """Of the models, those whose partition is to be led by another scheduler."""
+    """The part of the models whose partition is to be led by another scheduler."""
     moved = sum(
         len(models)
         for partition, models in fleet.models_in.items()
@@ -217,7 +217,7 @@ def _by_phase(asks: Sequence[Ask], times: Timeline) -> Iterable[tuple[str, list[
 
 
 def _shares(history: History, fleet: Fleet, times: Timeline) -> dict[str, float]:
-    """Of the tenants that ask for more than their share in the rush, once their counters are alike."""
+    """Shares of the tenants that ask for more than their share in the rush, once their counters are alike."""
     totals: Counter[str] = Counter()
     for span in history.served:
         if times.rush_s + _SETTLES_S <= span.at_s <= times.rush_end_s:
