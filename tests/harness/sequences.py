@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from inferflux.v1 import generation_pb2
 from inferflux.worker.engine.kv.envelope import TokenArray
+from inferflux.worker.engine.plan.answer import Answer
+from inferflux.worker.engine.plan.facets import Origin
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.plan.text import TextAssembler
 from inferflux.worker.engine.sampling.sampling import Sampler
@@ -15,20 +17,15 @@ def new_sequence(
     """One of which nothing is computed, greedy and without a deadline."""
     return Sequence(
         key=f"t.r{seq_id}",
-        request_id=f"r{seq_id}",
         epoch=1,
         slot=seq_id,
-        urgency_key=urgency_key,
-        arrival=seq_id,
+        order=(urgency_key, seq_id),
         tokens=tokens,
         prompt_tokens=prompt_tokens,
         max_tokens=10,
         end_tokens=frozenset(),
         sampler=Sampler(generation_pb2.SamplingParams(), []),
-        text=TextAssembler(),
-        deadline_s=float("inf"),
-        enqueued_s=0.0,
-        queue_ms=0.0,
-        started_s=0.0,
+        answer=Answer(TextAssembler()),
+        origin=Origin(f"r{seq_id}"),
         seq_id=seq_id,
     )

@@ -313,7 +313,7 @@ def test_a_cancelled_request_leaves_nothing_behind_while_its_constraint_is_compi
 
 
 def key_of(served: Served, name: str) -> str:
-    return next(s.key for s in served.engine._sequences.values() if s.request_id == name)
+    return next(s.key for s in served.engine._sequences.values() if s.origin.request_id == name)
 
 
 def run_until_complete(served: Served, name: str) -> None:
@@ -339,7 +339,7 @@ def test_a_check_without_end_fails_its_request_alone_and_others_go_on_meanwhile(
     assert failed.field == "params.constraint.json_schema"
     assert "checking the answer took longer than 1 s" in failed.message
     assert json.loads(served.texts["endless"])
-    assert [s.request_id for s in served.engine._running.values()] == ["free"]
+    assert [s.origin.request_id for s in served.engine._running.values()] == ["free"]
     served.engine.cancel(key_of(served, "free"), is_silent=True)
     served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
     assert served.reason("after") == "STOP"

@@ -11,7 +11,8 @@ from harness.sequences import new_sequence
 
 from inferflux.v1 import generation_pb2, worker_pb2
 from inferflux.worker.engine.plan.acceptance import accept
-from inferflux.worker.engine.plan.sequence import Sequence, sequence_of
+from inferflux.worker.engine.plan.building import sequence_of
+from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.plan.text import TextAssembler
 
 PIECES = SimpleNamespace(eog=frozenset[int](), piece=lambda token: bytes([65 + token]))
@@ -42,7 +43,7 @@ def test_what_follows_an_end_token_is_dropped() -> None:
 
 def test_what_follows_a_stop_string_is_dropped() -> None:
     sequence = decoding()
-    sequence.text = TextAssembler(["CD"])
+    sequence.answer.text = TextAssembler(["CD"])
     accepted = accept(sequence, [1, 2, 3, 4], PIECES)
     assert (accepted.tokens, accepted.text, accepted.finish_reason) == ([1, 2, 3], "B", STOP)
 
@@ -99,11 +100,11 @@ def test_control_tokens_that_spell_reasoning_are_text_of_answers_that_may_reason
     item.request.answer_format.reasoning = generation_pb2.REASONING_FORMAT_OPTIONAL
     sequence = sequence_of(item, arrival=0, now_s=0.0, unix_s=0.0, pieces=pieces)
     assert accept(sequence, [7, 1, 2, 8, 3], pieces).text == "<think>BC</think>D"
-    assert sequence.reasoning is not None
-    assert sequence.reasoning.n_tokens == 4
+    assert sequence.answer.reasoning is not None
+    assert sequence.answer.reasoning.n_tokens == 4
     # A retry counts what was generated before, too.
     item.request.generated_token_ids.extend([7, 1])
     again = sequence_of(item, arrival=0, now_s=0.0, unix_s=0.0, pieces=pieces)
     assert accept(again, [2, 8, 3], pieces).text == "C</think>D"
-    assert again.reasoning is not None
-    assert again.reasoning.n_tokens == 4
+    assert again.answer.reasoning is not None
+    assert again.answer.reasoning.n_tokens == 4

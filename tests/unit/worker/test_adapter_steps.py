@@ -9,15 +9,15 @@ from harness.sequences import new_sequence
 
 from inferflux.worker.engine.plan.adapter_steps import AdapterSteps, by_adapter
 from inferflux.worker.engine.plan.budget import StepBudget
+from inferflux.worker.engine.plan.facets import Origin
 from inferflux.worker.engine.plan.sequence import Phase, Sequence
 
 
 def sequence(number: int, adapter: str, *, prompt: int = 0, urgency_key: float = 0.0) -> Sequence:
     """One that decodes, or has a prompt."""
     n = prompt or 4
-    made = new_sequence(number, np.zeros(n + 10, np.int32), prompt_tokens=n)
-    made.adapter, made.urgency_key = adapter, urgency_key
-    made.arrival = number
+    made = new_sequence(number, np.zeros(n + 10, np.int32), prompt_tokens=n, urgency_key=urgency_key)
+    made.origin = Origin(f"r{number}", adapter=adapter)
     if not prompt:
         made.position, made.phase, made.generated = 4, Phase.DECODE, 1
     return made
@@ -39,7 +39,7 @@ def adapters_of(planner: AdapterSteps, sequences: list[Sequence], n: int) -> lis
         adapter = planner.choose(groups)
         plan = planner.plan(adapter, groups, 0)
         assert plan.adapter == adapter
-        assert {part.sequence.adapter for part in plan.parts} == {adapter}
+        assert {part.sequence.origin.adapter for part in plan.parts} == {adapter}
         found.append(adapter)
     return found
 

@@ -9,6 +9,7 @@ from harness.sequences import new_sequence
 from inferflux.common.contract.errors import Internal, InvalidArgument
 from inferflux.v1 import generation_pb2, tokens_pb2
 from inferflux.worker.engine.plan.acceptance import Accepted
+from inferflux.worker.engine.plan.facets import Origin
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.plan.speculation import NGRAM, Drafts
 from inferflux.worker.engine.sampling.logprobs import Logprobs
@@ -19,7 +20,7 @@ from inferflux.worker.engine.tiers.rates import Tier
 def sequence_of_five() -> Sequence:
     """One with a prompt of three tokens, and two more."""
     made = new_sequence(0, np.arange(13, dtype=np.int32), prompt_tokens=3)
-    made.generated, made.queue_ms, made.started_s = 2, 7.0, 10.0
+    made.generated, made.record.queue_ms, made.record.started_s = 2, 7.0, 10.0
     return made
 
 
@@ -42,12 +43,12 @@ def test_what_was_found_of_a_prompt_is_told_with_its_place(
 ) -> None:
     sequence = sequence_of_five()
     sequence.begin_at(found, tier)
-    sequence.attempt_id = "a1"
+    sequence.origin = Origin("r0", attempt_id="a1")
     first = chunks.announce(sequence, chunks.empty(sequence), "w-1")
     assert first.attempt_id == "a1"
     started = first.started
     assert (started.worker_id, started.cached_prompt_tokens, started.cached_prompt_tier) == ("w-1", *told)
-    assert sequence.is_announced
+    assert sequence.record.is_announced
     chunk = chunks.empty(sequence)
     chunks.finish(sequence, chunk, generation_pb2.FINISH_REASON_STOP, 10.0)
     usage = chunk.finished.usage
@@ -94,7 +95,7 @@ def test_each_token_has_its_own_logprobs() -> None:
 
 def test_a_finished_chunk_divides_the_time_at_the_first_token() -> None:
     sequence = sequence_of_five()
-    sequence.first_token_s = 10.25
+    sequence.record.first_token_s = 10.25
     sequence.drafts = Drafts(NGRAM)
     sequence.drafts.drafted, sequence.drafts.accepted = 9, 6
     chunk = chunks.empty(sequence)
@@ -118,7 +119,7 @@ def test_without_a_token_all_the_time_went_into_the_prompt() -> None:
 def test_the_first_and_the_last_chunk_have_the_format_of_the_answer() -> None:
     for form in (generation_pb2.AnswerFormat(reasoning=generation_pb2.REASONING_FORMAT_OPEN), None):
         sequence = sequence_of_five()
-        sequence.answer_format = form
+        sequence.answer.form = form
         first = chunks.announce(sequence, chunks.empty(sequence), "w-1")
         last = chunks.empty(sequence)
         chunks.finish(sequence, last, generation_pb2.FINISH_REASON_STOP, 10.0)

@@ -14,7 +14,7 @@ def test_each_chunk_says_what_a_message_of_its_own_would_say() -> None:
     plain = PlainChunk()
     for offset, token, text, unix_us in [(0, 7, "some", 5), (0, 0, "", 0), (12, 3, " ü", 1 << 50)]:
         whole = tokens_pb2.TokenChunk(
-            request_id=sequence.request_id,
+            request_id=sequence.origin.request_id,
             epoch=sequence.epoch,
             offset=offset,
             token_ids=[token],

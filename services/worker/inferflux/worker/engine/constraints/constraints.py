@@ -47,7 +47,12 @@ class Constraint(Masking, Protocol):
     """The part of a constraint that a sequence and its sampling need.
 
     `fill` sets `error` if no token may come next, unless it looks ahead.
+
+    Attributes:
+        field: of the request that asked for it.
     """
+
+    field: str
 
     @property
     def is_ready(self) -> bool:
@@ -94,6 +99,7 @@ class CompiledConstraint:
         self._n_ahead = 0
         self._is_beyond_end = False
         self.error = ""
+        self.field = ""
 
     @property
     def is_ready(self) -> bool:

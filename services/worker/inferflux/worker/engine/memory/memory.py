@@ -163,39 +163,37 @@ class Memory:
         It is not loaded any more if the KV cache has lost some of that since the tiers below were asked: they
         may have it now, and are asked again.
         """
-        prefixes = self.prefixes
-        if sequence.position or sequence.looked_up_at == prefixes.version or sequence.computes_all:
+        prefixes, reuse = self.prefixes, sequence.reuse
+        if sequence.position or reuse.looked_up_at == prefixes.version or sequence.computes_all:
             return
-        tokens = sequence.tokens[: sequence.n_tokens]
-        if sequence.known_tokens and prefixes.known(sequence.cache_scope, tokens) < sequence.known_tokens:
-            sequence.known_tokens = 0
-            sequence.is_looked_up = False
+        scope, tokens = sequence.origin.cache_scope, sequence.tokens[: sequence.n_tokens]
+        if reuse.known_tokens and prefixes.known(scope, tokens) < reuse.known_tokens:
+            reuse.known_tokens = 0
+            sequence.restore.is_looked_up = False
             self._empty(sequence)
             return
-        is_first = sequence.looked_up_at < 0
-        sequence.looked_up_at = prefixes.version
-        matched, holder = prefixes.find(
-            sequence.cache_scope, tokens, is_first=is_first, had_hit=sequence.had_hit
-        )
+        is_first = reuse.looked_up_at < 0
+        reuse.looked_up_at = prefixes.version
+        matched, holder = prefixes.find(scope, tokens, is_first=is_first, had_hit=reuse.had_hit)
         if holder is not None and sequence.images:
             whole = sequence.images.shareable(matched)
             if whole < matched and not self._cache.sharing.is_divisible:
                 whole = 0
             matched, holder = (whole, holder) if whole else (0, None)
         if holder is not None:
-            sequence.had_hit = True
+            reuse.had_hit = True
             # Its first step there may have been given up.
             self.end_prefill_context(sequence)
             self._seq_ids.share(holder, sequence.seq_id, matched)
             sequence.begin_at(matched)
-        sequence.note_checkpoint(prefixes.parts_at(sequence.cache_scope, tokens, matched))
+        sequence.note_checkpoint(prefixes.parts_at(scope, tokens, matched))
 
     def make_checkpoint(self, sequence: Sequence) -> None:
         """Keep what is computed of a loaded sequence for others, while it goes on."""
         if sequence.images.shareable(sequence.position) < sequence.position:
             return
         tokens = sequence.tokens[: sequence.position].copy()
-        self.prefixes.make_checkpoint(sequence.seq_id, sequence.cache_scope, tokens)
+        self.prefixes.make_checkpoint(sequence.seq_id, sequence.origin.cache_scope, tokens)
 
     def complete_prefill(self, sequence: Sequence) -> None:
         """All that is known of a loaded sequence is computed: others can share it."""
@@ -204,7 +202,7 @@ class Memory:
             return
         shareable = sequence.images.shareable(sequence.position)
         if shareable == sequence.position or (shareable and self._cache.sharing.is_divisible):
-            self.prefixes.hold(sequence.seq_id, sequence.cache_scope, sequence.tokens[:shareable])
+            self.prefixes.hold(sequence.seq_id, sequence.origin.cache_scope, sequence.tokens[:shareable])
         if 0 < self._disk_prompt_tokens <= shareable == sequence.position:
             self._saved.keep_on_disk(sequence)
 
@@ -232,9 +230,9 @@ class Memory:
         """
         self.prefixes.make_room(cells=sequence.position, ids=1)
         sequence.seq_id = self._seq_ids.take()
-        if sequence.state is None:
+        if sequence.restore.state is None:
             return True
-        is_own = sequence.restored_from is None
+        is_own = sequence.restore.restored_from is None
         if self._saved.restore(sequence):
             self.ledger.use(sequence.seq_id, sequence.position)
             self._swap_ins += is_own
@@ -246,12 +244,11 @@ class Memory:
 
     def _note_restored(self, sequence: Sequence) -> None:
         """A tier had what the KV cache is not asked for any more."""
-        is_first = sequence.looked_up_at < 0
-        self.prefixes.note_restored(
-            sequence.n_tokens, sequence.position, is_first=is_first, had_hit=sequence.had_hit
-        )
-        sequence.looked_up_at = self.prefixes.version
-        sequence.had_hit = True
+        reuse, n_tokens = sequence.reuse, sequence.n_tokens
+        is_first = reuse.looked_up_at < 0
+        self.prefixes.note_restored(n_tokens, sequence.position, is_first=is_first, had_hit=reuse.had_hit)
+        reuse.looked_up_at = self.prefixes.version
+        reuse.had_hit = True
 
     def search(self, sequence: Sequence) -> None:
         """Have a request whose process has died looked for in what that left on disk."""
@@ -259,19 +256,16 @@ class Memory:
 
     def must_wait(self, sequence: Sequence) -> bool:
         """True if a sequence waits for what may be found of it."""
-        return sequence.fetch is not None or self._saved.must_wait(sequence)
+        return sequence.restore.fetch is not None or self._saved.must_wait(sequence)
 
     def look_up(self, sequence: Sequence) -> None:
         """Find what of a sequence that is not loaded can be restored, and fetch it."""
-        if sequence.fetch is None and (sequence.is_looked_up or sequence.position or sequence.computes_all):
+        restore = sequence.restore
+        if restore.fetch is None and (restore.is_looked_up or sequence.position or sequence.computes_all):
             return
         tokens = sequence.tokens[: sequence.n_tokens]
-        sequence.known_tokens = self.prefixes.known(sequence.cache_scope, tokens)
-        self._saved.look_up(
-            sequence,
-            known=sequence.known_tokens,
-            has_checkpoints=self.prefixes.has_checkpoints,
-        )
+        known = sequence.reuse.known_tokens = self.prefixes.known(sequence.origin.cache_scope, tokens)
+        self._saved.look_up(sequence, known=known, has_checkpoints=self.prefixes.has_checkpoints)
 
     def unload(self, sequence: Sequence) -> list[Sequence]:
         """Take a sequence out of the cache, its state to host memory if there is room for it.
@@ -301,7 +295,7 @@ class Memory:
                 return
             self._seq_ids.cut(sequence.seq_id, shareable)
         tokens = sequence.tokens[:shareable].copy()
-        self.prefixes.keep(sequence.seq_id, sequence.cache_scope, tokens)
+        self.prefixes.keep(sequence.seq_id, sequence.origin.cache_scope, tokens)
         sequence.seq_id = NO_SEQ_ID
 
     def store(self, limit_s: float) -> tuple[int, int]:

@@ -89,23 +89,23 @@ class SavedStates:
         n_bytes = self._cache.state_size(sequence.seq_id)
         if n_bytes == 0:
             return None
-        tokens = sequence.tokens[: sequence.position]
+        scope, tokens = sequence.origin.cache_scope, sequence.tokens[: sequence.position]
         has_room = self._tiers.has_room(n_bytes, sequence.order)
-        if not has_room and not self._tiers.wants(sequence.cache_scope, tokens, n_bytes):
+        if not has_room and not self._tiers.wants(scope, tokens, n_bytes):
             return None
         limit_s = self._longest_copy_s
         if sequence.images.has_plane:  # its first cells alone are not at their first positions
             rates = self._tiers.rates
             if rates.copied_within(limit_s, sequence.position, n_bytes) < sequence.position:
                 return None
-        envelope = self._copied(sequence.seq_id, sequence.cache_scope, tokens, n_bytes, limit_s)
+        envelope = self._copied(sequence.seq_id, scope, tokens, n_bytes, limit_s)
         if envelope is None:
             return None
         losers = self._tiers.hold(envelope, sequence)
         if losers is None:
             self._tiers.keep(envelope)
             return None
-        sequence.state = envelope
+        sequence.restore.state = envelope
         if envelope.header.n_past < sequence.position:
             sequence.go_back(envelope.header.n_past)
         return losers
@@ -145,24 +145,24 @@ class SavedStates:
 
     def keep_on_disk(self, sequence: Sequence) -> None:
         """Have a prompt that was just computed written to disk, where it outlives this process."""
-        tokens = sequence.tokens[: sequence.position]
+        scope, tokens = sequence.origin.cache_scope, sequence.tokens[: sequence.position]
         n_bytes = self._cache.state_size(sequence.seq_id)
-        if n_bytes == 0 or not self._tiers.wants_on_disk(sequence.cache_scope, tokens, n_bytes):
+        if n_bytes == 0 or not self._tiers.wants_on_disk(scope, tokens, n_bytes):
             return
-        envelope = self._copied(sequence.seq_id, sequence.cache_scope, tokens, n_bytes, self._longest_copy_s)
+        envelope = self._copied(sequence.seq_id, scope, tokens, n_bytes, self._longest_copy_s)
         if envelope is not None:
             self._tiers.keep_on_disk(envelope)
 
     def search(self, sequence: Sequence) -> None:
         """Have a request whose process has died looked for in what that left on disk."""
-        self._tiers.search(sequence.cache_scope, sequence.tokens[: sequence.n_tokens].copy())
+        self._tiers.search(sequence.origin.cache_scope, sequence.tokens[: sequence.n_tokens].copy())
 
     def must_wait(self, sequence: Sequence) -> bool:
         """True if a request of a dead process waits for what may be found of it."""
-        if not sequence.was_lost or sequence.is_looked_up or not self._tiers.is_scanning:
+        if not sequence.origin.was_lost or sequence.restore.is_looked_up or not self._tiers.is_scanning:
             return False
         limit_s = max(_SEARCH_PART * self._tiers.rates.prefill_s(sequence.n_tokens), _SHORTEST_SEARCH_S)
-        return self._clock_s() - sequence.started_s < min(limit_s, SEARCH_LIMIT_S)
+        return self._clock_s() - sequence.record.started_s < min(limit_s, SEARCH_LIMIT_S)
 
     def look_up(self, sequence: Sequence, *, known: int = 0, has_checkpoints: bool = False) -> None:
         """Find a prefix of a sequence of which nothing is computed, once, and fetch it.
@@ -171,39 +171,41 @@ class SavedStates:
             known: tokens that the KV cache has already.
             has_checkpoints: whether one may be made where its tokens part from those of a state.
         """
-        if sequence.fetch is not None:
+        restore = sequence.restore
+        if restore.fetch is not None:
             self._go_on_fetching(sequence)
-        elif sequence.state is None and sequence.position == 0 and not sequence.is_looked_up:
-            sequence.is_looked_up = True
-            tokens = sequence.tokens[: sequence.n_tokens]
-            match = self._tiers.find(sequence.cache_scope, tokens, known=known)
+        elif restore.state is None and sequence.position == 0 and not restore.is_looked_up:
+            restore.is_looked_up = True
+            scope, tokens = sequence.origin.cache_scope, sequence.tokens[: sequence.n_tokens]
+            match = self._tiers.find(scope, tokens, known=known)
             if has_checkpoints:
                 shared = known if match is None else match.tokens
-                sequence.note_checkpoint(self._tiers.parts_at(sequence.cache_scope, tokens, shared))
+                sequence.note_checkpoint(self._tiers.parts_at(scope, tokens, shared))
             if match is not None:
-                sequence.fetch = self._tiers.fetch(match)
-                sequence.fetch_began_s = self._clock_s()
+                restore.fetch = self._tiers.fetch(match)
+                restore.fetch_began_s = self._clock_s()
                 self._go_on_fetching(sequence)
 
     def restore(self, sequence: Sequence) -> bool:
         """Copy the state of a sequence to its sequence id, and drop it; whether it is there now."""
-        envelope = sequence.state
-        if envelope is None:
+        restore = sequence.restore
+        if restore.state is None:
             return False
-        is_restored = self._copy_in(sequence, envelope)
-        if sequence.restored_from is not None and is_restored:
-            self._restore_s.append((sequence.restored_from, self._clock_s() - sequence.fetch_began_s))
-        sequence.restored_from = None
-        sequence.state = None
+        is_restored = self._copy_in(sequence, restore.state)
+        if restore.restored_from is not None and is_restored:
+            self._restore_s.append((restore.restored_from, self._clock_s() - restore.fetch_began_s))
+        restore.restored_from = None
+        restore.state = None
         self._tiers.resumed(sequence)
         return is_restored
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence is gone; what was saved of it can serve others."""
-        sequence.state = None
-        if sequence.fetch is not None:
-            self._tiers.abandon(sequence.fetch)
-            sequence.fetch = None
+        restore = sequence.restore
+        restore.state = None
+        if restore.fetch is not None:
+            self._tiers.abandon(restore.fetch)
+            restore.fetch = None
         self._tiers.release(sequence)
 
     def store(self, cached: Iterable[tuple[int, str, TokenArray]], limit_s: float) -> tuple[int, int]:
@@ -235,7 +237,7 @@ class SavedStates:
                 has_room = tiers.store(held, left_s())
             elif sequence.is_loaded and sequence.position >= BLOCK:
                 tokens = sequence.tokens[: sequence.position]
-                has_room = self._store_cached(sequence.seq_id, sequence.cache_scope, tokens, left_s())
+                has_room = self._store_cached(sequence.seq_id, sequence.origin.cache_scope, tokens, left_s())
             else:
                 continue
             if not has_room:
@@ -261,10 +263,10 @@ class SavedStates:
         return self._tiers.store_new(envelope, seconds)
 
     def _go_on_fetching(self, sequence: Sequence) -> None:
-        fetch = sequence.fetch
+        restore, fetch = sequence.restore, sequence.restore.fetch
         if fetch is None:
             return
-        waited_s = self._clock_s() - sequence.fetch_began_s
+        waited_s = self._clock_s() - restore.fetch_began_s
         if fetch.is_done:
             envelope = self._tiers.fetched(fetch)
             # Images are whole, or computed again: their placeholders may begin alike.
@@ -272,14 +274,14 @@ class SavedStates:
             if usable < fetch.tokens and not self._tiers.is_divisible:
                 usable = 0
             if envelope is not None and usable:
-                sequence.state = envelope
+                restore.state = envelope
                 sequence.begin_at(usable, fetch.tier)
-                sequence.restored_from = fetch.tier
+                restore.restored_from = fetch.tier
         elif waited_s < min(max(fetch.match.prefill_s, _SHORTEST_READ_S), _LONGEST_READ_S):
             return
         else:
             self._tiers.abandon(fetch, is_late=True)
-        sequence.fetch = None
+        restore.fetch = None
 
     def _copy_out(self, seq_id: int, envelope: Envelope) -> bool:
         began_s = self._clock_s()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from inferflux.v1 import generation_pb2
 
-from .sequence import PieceSource, Sequence
+from .answer import PieceSource
+from .sequence import Sequence
 
 
 # Not frozen, as `ScheduledTokens`.
@@ -34,12 +35,13 @@ def accept(sequence: Sequence, sampled: Several[int], pieces: PieceSource) -> Ac
 
     What follows such a token is dropped. It would be sampled again: a draw depends on its index alone.
     """
+    answer = sequence.answer
     tokens: list[int] = []
     text = ""
     for token in sampled:
         sequence.append(token)
         tokens.append(token)
-        text += sequence.take_text(token, pieces)
+        text += answer.push(token, pieces)
         reason = finish_reason(sequence, token)
         is_timeslice_over = reason is None and sequence.generated == sequence.yields_at
         if reason is not None or is_timeslice_over:
@@ -49,9 +51,10 @@ def accept(sequence: Sequence, sampled: Several[int], pieces: PieceSource) -> Ac
 
 def finish_reason(sequence: Sequence, token: int) -> generation_pb2.FinishReason.ValueType | None:
     """Finish reason of a generation whose last token is `token`; None if it goes on."""
-    if sequence.text.is_stopped or token in sequence.end_tokens:
+    answer = sequence.answer
+    if answer.text.is_stopped or token in sequence.end_tokens:
         return generation_pb2.FINISH_REASON_STOP
-    if sequence.constraint is not None and sequence.constraint.is_over:
+    if answer.constraint is not None and answer.constraint.is_over:
         return generation_pb2.FINISH_REASON_STOP
     if sequence.generated >= sequence.max_tokens:
         return generation_pb2.FINISH_REASON_LENGTH

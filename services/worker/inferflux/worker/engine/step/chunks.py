@@ -24,13 +24,13 @@ def empty(sequence: Sequence, offset: int | None = None) -> tokens_pb2.TokenChun
 def announce(sequence: Sequence, chunk: tokens_pb2.TokenChunk, worker_id: str) -> tokens_pb2.TokenChunk:
     """`chunk` with the `started` event: its own message when the prompt takes several steps, else with the
     first token."""
-    chunk.attempt_id = sequence.attempt_id
+    chunk.attempt_id = sequence.origin.attempt_id
     chunk.started.worker_id = worker_id
     chunk.started.prompt_tokens = sequence.prompt_tokens
-    chunk.started.cached_prompt_tokens = sequence.cached_prompt_tokens
+    chunk.started.cached_prompt_tokens = sequence.reuse.cached_prompt_tokens
     chunk.started.cached_prompt_tier = sequence.cached_prompt_tier
     _add_format(sequence, chunk)
-    sequence.is_announced = True
+    sequence.record.is_announced = True
     return chunk
 
 
@@ -83,19 +83,19 @@ def finish(
     Returns:
         The outcome.
     """
-    chunk.text += sequence.text.finish()
+    chunk.text += sequence.answer.text.finish()
     finished = chunk.finished
     finished.reason = reason
-    finished.stop = sequence.text.stop
+    finished.stop = sequence.answer.text.stop
     finished.usage.prompt_tokens = sequence.prompt_tokens
-    finished.usage.cached_prompt_tokens = sequence.cached_prompt_tokens
+    finished.usage.cached_prompt_tokens = sequence.reuse.cached_prompt_tokens
     finished.usage.cached_prompt_tier = sequence.cached_prompt_tier
     finished.usage.completion_tokens = sequence.generated
-    if sequence.reasoning is not None:
-        finished.usage.reasoning_tokens = sequence.reasoning.n_tokens
-    first_s = now_s if sequence.first_token_s is None else sequence.first_token_s
-    finished.timings.queue_ms = sequence.queue_ms
-    finished.timings.prefill_ms = (first_s - sequence.started_s) * 1000
+    if sequence.answer.reasoning is not None:
+        finished.usage.reasoning_tokens = sequence.answer.reasoning.n_tokens
+    first_s = now_s if sequence.record.first_token_s is None else sequence.record.first_token_s
+    finished.timings.queue_ms = sequence.record.queue_ms
+    finished.timings.prefill_ms = (first_s - sequence.record.started_s) * 1000
     finished.timings.decode_ms = (now_s - first_s) * 1000
     if sequence.drafts is not None:
         finished.timings.draft_n = sequence.drafts.drafted
@@ -115,14 +115,14 @@ def fail(chunk: tokens_pb2.TokenChunk, error: InferFluxError) -> str:
 
 def close(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
     """Say in a terminal chunk which attempt it ends, of which model, and how its answer is read."""
-    chunk.attempt_id = sequence.attempt_id
-    chunk.model, chunk.adapter = sequence.model, sequence.adapter_name
+    chunk.attempt_id = sequence.origin.attempt_id
+    chunk.model, chunk.adapter = sequence.origin.model, sequence.origin.adapter_name
     _add_format(sequence, chunk)
 
 
 def _add_format(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:
-    if sequence.answer_format is not None:
-        chunk.answer_format.CopyFrom(sequence.answer_format)
+    if sequence.answer.form is not None:
+        chunk.answer_format.CopyFrom(sequence.answer.form)
 
 
 def ended(sequence: Sequence, outcome: str) -> engine_pb2.EngineFinished:
@@ -132,8 +132,8 @@ def ended(sequence: Sequence, outcome: str) -> engine_pb2.EngineFinished:
         epoch=sequence.epoch,
         outcome=outcome,
         prompt_tokens=sequence.prompt_tokens,
-        cached_prompt_tokens=sequence.cached_prompt_tokens,
+        cached_prompt_tokens=sequence.reuse.cached_prompt_tokens,
         cached_prompt_tier=sequence.cached_prompt_tier,
         completion_tokens=sequence.generated,
-        time_to_first_token_ms=sequence.time_to_first_token_ms,
+        time_to_first_token_ms=sequence.record.time_to_first_token_ms,
     )

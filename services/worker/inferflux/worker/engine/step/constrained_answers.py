@@ -14,7 +14,8 @@ from inferflux.v1 import generation_pb2, scheduler_pb2
 from inferflux.worker.engine.constraints.answer_checks import CheckerError, CheckError
 from inferflux.worker.engine.constraints.constraints import CompiledConstraint, Constraints
 from inferflux.worker.engine.plan.acceptance import finish_reason
-from inferflux.worker.engine.plan.sequence import PieceSource, Sequence
+from inferflux.worker.engine.plan.answer import PieceSource
+from inferflux.worker.engine.plan.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class ConstrainedAnswers:
         if self._constraints is None:
             raise Internal("this engine cannot constrain answers", reason="CONSTRAINT_UNSUPPORTED")
         constraint = self._constraints.begin(request.params.constraint, request.generated_token_ids)
-        sequence.constraint = self._compiling[sequence] = constraint
-        sequence.constraint_field = asking_field_of(request.params.constraint)
+        sequence.answer.constraint = self._compiling[sequence] = constraint
+        constraint.field = asking_field_of(request.params.constraint)
 
     def compiled(self, now_s: float) -> list[Settled]:
         """Let sequences run whose constraints are compiled by now; returns those that end instead.
@@ -79,11 +80,11 @@ class ConstrainedAnswers:
 
     def check(self, sequence: Sequence, pieces: PieceSource) -> bool:
         """Have a complete answer checked; returns whether that is to be waited for."""
-        constraint = sequence.constraint
+        constraint = sequence.answer.constraint
         if constraint is None:
             return False
-        answer = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
-        text = b"".join(sequence.piece(token, pieces) for token in answer).decode("utf-8", "replace")
+        tokens = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
+        text = b"".join(sequence.answer.piece(token, pieces) for token in tokens).decode("utf-8", "replace")
         check = constraint.check(text)
         if check is None:
             return False
@@ -100,9 +101,9 @@ class ConstrainedAnswers:
         """A sequence leaves."""
         self._compiling.pop(sequence, None)
         self._checking.pop(sequence, None)
-        if sequence.constraint is not None:
-            sequence.constraint.close()
-            sequence.constraint = None
+        if sequence.answer.constraint is not None:
+            sequence.answer.constraint.close()
+            sequence.answer.constraint = None
 
     def close(self) -> None:
         if self._constraints is not None:
@@ -111,7 +112,9 @@ class ConstrainedAnswers:
 
 def failure(sequence: Sequence, why: str, reason: str = "CONSTRAINT_FAILED") -> InvalidArgument:
     """The error of a request whose constraint cannot be kept to."""
-    return InvalidArgument(f"the constraint: {why}", field=sequence.constraint_field, reason=reason)
+    constraint = sequence.answer.constraint
+    field = constraint.field if constraint is not None else ""
+    return InvalidArgument(f"the constraint: {why}", field=field, reason=reason)
 
 
 def _is_stopped(sequence: Sequence) -> bool:

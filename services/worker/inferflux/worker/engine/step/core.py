@@ -29,8 +29,10 @@ from inferflux.worker.engine.memory.saved import SavedStates
 from inferflux.worker.engine.plan.acceptance import Accepted, accept
 from inferflux.worker.engine.plan.adapter_steps import AdapterSteps, by_adapter
 from inferflux.worker.engine.plan.budget import StepBudget
+from inferflux.worker.engine.plan.building import sequence_of
+from inferflux.worker.engine.plan.facets import Record
 from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan, plan_of, split
-from inferflux.worker.engine.plan.sequence import Phase, Sequence, sequence_of
+from inferflux.worker.engine.plan.sequence import Phase, Sequence
 from inferflux.worker.engine.plan.speculation import OFF
 from inferflux.worker.engine.sampling.breakers import BreakerFinder
 from inferflux.worker.engine.sampling.logprobs import Logprobs, logprobs_of
@@ -210,15 +212,15 @@ class Engine:
             breakers=self._breakers,
             images=self._images.begin(item.request.images) if item.request.images else None,
         )
-        if sequence.adapter and not self._adapters.has(sequence.adapter):
+        if sequence.origin.adapter and not self._adapters.has(sequence.origin.adapter):
             sequence.lacks_adapter = True
         sequence.is_deterministic = self._wants_the_same(item.request)
-        if sequence.was_lost and not sequence.computes_all:
+        if sequence.origin.was_lost and not sequence.computes_all:
             self._memory.search(sequence)
         self._sequences[sequence.key] = sequence
         self._next_deadline_s = min(self._next_deadline_s, sequence.deadline_s)
         self._schedule(sequence, item.slot)
-        if sequence.lacks_adapter and not self._adapters.is_coming(sequence.adapter):
+        if sequence.lacks_adapter and not self._adapters.is_coming(sequence.origin.adapter):
             self._fail(sequence, _no_adapter("the adapter is not loaded here any more"))
             return
         if sequence.is_deterministic and (why := self._why_not_the_same(sequence)):
@@ -306,19 +308,19 @@ class Engine:
         """Sequences that wait for this adapter, which is not being loaded."""
         if self._adapters.is_coming(digest) or self._adapters.has(digest):
             return []
-        return [s for s in self._sequences.values() if s.adapter == digest]
+        return [s for s in self._sequences.values() if s.origin.adapter == digest]
 
     def _settle_adapters(self) -> None:
         """Let sequences run whose adapters are loaded by now, and free adapters that none has any more."""
         for loaded in self._adapters.poll():
             self._note_adapter(loaded)
         if self._adapters.has_retired:
-            self._adapters.free_unused({s.adapter for s in self._sequences.values()})
+            self._adapters.free_unused({s.origin.adapter for s in self._sequences.values()})
 
     def _note_adapter(self, loaded: engine_pb2.EngineAdapterLoaded) -> None:
         self._report.step.adapters.append(loaded)
         self._report.has_news = True
-        for sequence in [s for s in self._sequences.values() if s.adapter == loaded.digest]:
+        for sequence in [s for s in self._sequences.values() if s.origin.adapter == loaded.digest]:
             if loaded.error:
                 self._fail(sequence, _no_adapter(f"the adapter: {loaded.error}"))
             else:
@@ -545,13 +547,13 @@ class Engine:
         descheduled."""
         waiting = [s for s in self._running.values() if not s.is_loaded]
         for sequence in sorted(waiting, key=lambda s: s.order):
-            if not self._memory.must_wait(sequence) or sequence.fetch is not None:
+            if not self._memory.must_wait(sequence) or sequence.restore.fetch is not None:
                 self._memory.look_up(sequence)
             if self._memory.must_wait(sequence):
-                sequence.scheduled_at_s = now_s  # it does not wait for room yet
+                sequence.record.scheduled_at_s = now_s  # it does not wait for room yet
                 continue
             self._load(sequence)
-            if not sequence.is_loaded and now_s - sequence.scheduled_at_s > _LONGEST_WAIT_FOR_ROOM_S:
+            if not sequence.is_loaded and now_s - sequence.record.scheduled_at_s > _LONGEST_WAIT_FOR_ROOM_S:
                 self._deschedule(sequence, scheduler_pb2.YIELD_REASON_MEMORY)
 
     def _load(self, sequence: Sequence) -> None:
@@ -575,7 +577,7 @@ class Engine:
         )
         for victim in victims:
             self._evict(victim)
-        is_found = sequence.restored_from is not None
+        is_found = sequence.restore.restored_from is not None
         if not memory.load(sequence) or is_found:
             self._report.computed(sequence)
 
@@ -590,7 +592,7 @@ class Engine:
         if sequence.slot is not None:
             del self._running[sequence.slot]
         sequence.slot = slot
-        sequence.scheduled_at_s = self._clock.monotonic_s()
+        sequence.record.scheduled_at_s = self._clock.monotonic_s()
         self._running[slot] = sequence
         self._report.residence(sequence)
 
@@ -628,23 +630,23 @@ class Engine:
     def _advance(self, plan: StepPlan) -> None:
         for part in plan.parts:
             sequence = part.sequence
-            self._count_retry(sequence)
+            if not sequence.reuse.is_counted:
+                self._count_first_step(sequence)
             sequence.position += part.n - part.n_drafted
-            sequence.has_begun = True
             if part.n_logits:
                 if sequence.is_prefilling:
                     self._memory.complete_prefill(sequence)
                 continue
-            if sequence.position == sequence.checkpoint_at:
+            if sequence.position == sequence.reuse.checkpoint_at:
                 self._memory.make_checkpoint(sequence)
             self._report.computed(sequence)
-            if not sequence.is_announced:
+            if not sequence.record.is_announced:
                 self._emit(sequence, chunks.announce(sequence, chunks.empty(sequence), self._worker_id))
 
-    def _count_retry(self, sequence: Sequence) -> None:
+    def _count_first_step(self, sequence: Sequence) -> None:
         """Before its first step here: what was found of a request that another process had."""
-        if sequence.is_retry:
-            sequence.is_retry = False
+        sequence.reuse.is_counted = sequence.reuse.has_begun = True
+        if sequence.origin.is_retry:
             self._report.step.stats.retried_tokens += sequence.n_tokens
             self._report.step.stats.retried_found_tokens += sequence.position
 
@@ -692,26 +694,27 @@ class Engine:
         if tokens[0] == BAD:
             if part.n_drafted:
                 self._memory.trim(sequence)
-            if sequence.constraint is not None and sequence.constraint.error:
-                self._fail(sequence, failure(sequence, sequence.constraint.error))
+            constraint = sequence.answer.constraint
+            if constraint is not None and constraint.error:
+                self._fail(sequence, failure(sequence, constraint.error))
             else:
                 self._fail(sequence, Internal("the model gave no finite logits", reason="BAD_LOGITS"))
             return
         if BAD in tokens:
             tokens = tokens[: tokens.index(BAD)]
-        if sequence.first_token_s is None:
-            self._note_first_token(sequence)
-        sequence.phase = Phase.DECODE
+        was_prefilling = sequence.phase is Phase.PREFILL
+        if was_prefilling:
+            self._note_first_token(sequence.record, sequence.generated)
+            sequence.phase = Phase.DECODE
         offset = sequence.generated
         accepted = accept(sequence, tokens, self._backend.vocab)
         if part.n_drafted:
             self._settle_draft(part)
         unix_us = int(unix_s * 1e6)
-        held = sequence.text.held
+        held = sequence.answer.text.held
         has_more = (
             held
-            or sequence.prompt_scores is not None
-            or not sequence.is_announced
+            or was_prefilling  # it may be announced with this token
             or logprobs[0] is not None
             or len(accepted.tokens) > 1
         )
@@ -746,7 +749,7 @@ class Engine:
         unix_us: int,
     ) -> tokens_pb2.TokenChunk:
         chunk = chunks.empty(sequence, offset)
-        if not sequence.is_announced:
+        if not sequence.record.is_announced:
             chunks.announce(sequence, chunk, self._worker_id)
         chunks.add_tokens(chunk, accepted, logprobs, unix_us, self._backend.vocab)
         if offset == 0 and sequence.prompt_scores is not None:
@@ -754,10 +757,11 @@ class Engine:
             sequence.prompt_scores = None
         return chunk
 
-    def _note_first_token(self, sequence: Sequence) -> None:
-        now_s = sequence.first_token_s = self._clock.monotonic_s()
-        if sequence.generated == 0:
-            sequence.time_to_first_token_ms = max(now_s - sequence.enqueued_s, 0.0) * 1000
+    def _note_first_token(self, record: Record, generated: int) -> None:
+        if record.first_token_s is None:
+            now_s = record.first_token_s = self._clock.monotonic_s()
+            if generated == 0:
+                record.time_to_first_token_ms = max(now_s - record.enqueued_s, 0.0) * 1000
 
     def _expire(self, now_s: float) -> None:
         if now_s < self._next_deadline_s:
@@ -782,7 +786,7 @@ class Engine:
             sequence, self._backend.vocab
         ):
             if chunk.token_ids:
-                chunk.held_text = sequence.text.held
+                chunk.held_text = sequence.answer.text.held
                 self._emit(sequence, chunk)
             return
         self._finish(sequence, chunk, reason)

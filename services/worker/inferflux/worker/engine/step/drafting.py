@@ -98,7 +98,7 @@ class Drafting:
         """
         if sequence.images:  # what drafts looks at tokens, and cells of images are none
             return
-        source = FORCED if sequence.constraint is not None else asked or self._default
+        source = FORCED if sequence.answer.constraint is not None else asked or self._default
         is_possible = source in (NGRAM, FORCED) or (source == DRAFT and self._model is not None)
         if self._most_rows and is_possible:
             sequence.drafts = Drafts(source)
@@ -214,7 +214,7 @@ class Drafting:
             return Candidate(self._learned.of_lookup(drafts), len(tokens), tokens=tokens) if tokens else None
         if drafts.source == FORCED:
             most = min(sequence.n_draftable, MOST_DRAFTED)
-            forced = sequence.forced() if most > 0 else []
+            forced = sequence.answer.forced() if most > 0 else []
             tokens = _before_end(list(forced[:most]), sequence.end_tokens)
             return Candidate(_FORCED_RATES, len(tokens), tokens=tokens) if tokens else None
         model = self._model

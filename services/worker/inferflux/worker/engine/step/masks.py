@@ -40,7 +40,7 @@ def masked_rows(parts: Iterable[ScheduledTokens]) -> list[MaskedRow]:
     found: list[MaskedRow] = []
     row = 0
     for part in parts:
-        constraint = part.sequence.masking
+        constraint = part.sequence.answer.masking
         if constraint is not None and part.n_logits:
             is_read_after = part.sequence.sampler.n_logprobs is not None
             before = [None, *drafted_tokens(part)] if part.n_drafted else [None]
