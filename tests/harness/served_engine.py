@@ -45,7 +45,7 @@ class Served:
     def run(self, *items: worker_pb2.BatchItem) -> None:
         """Serve these at once, and to their ends."""
         self.start(*items)
-        while self.engine._sequences:
+        while self.engine.residents:
             self.step()
 
     def step(self) -> None:

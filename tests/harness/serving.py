@@ -14,6 +14,7 @@ from inferflux.worker.engine.media.images import Images
 from inferflux.worker.engine.memory.ledger_check import difference
 from inferflux.worker.engine.step.clock import Clock
 from inferflux.worker.engine.step.core import Engine
+from inferflux.worker.engine.step.drafting import Drafting
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 
@@ -85,12 +86,18 @@ class Served:
             self.engine.start(item)
         self.step()
         self.engine.cancel(cancelled, is_silent=True)
-        while self.engine._sequences:
-            for sequence in self.engine._sequences.values():
+        while self.engine.residents:
+            for sequence in self.engine.residents.values():
                 if not sequence.is_running:  # it was evicted
-                    taken = {s.slot for s in self.engine._running.values()}
+                    taken = {s.slot for s in self.engine.running.values()}
                     self.resume(sequence.key, min(set(range(len(items))) - taken))
             self.step()
+
+    def draft_by(self, drafting: Drafting) -> None:
+        """Have drafts of this, in place of the engine's own."""
+        engine = self.engine
+        engine._parts = tuple(drafting if part is engine._drafting else part for part in engine._parts)
+        engine._drafting = engine._sampled.drafting = drafting
 
     def resume(self, key: str, slot: int) -> None:
         self.engine.resume(engine_pb2.EngineResume(key=key, epoch=1, slot=slot, run=1))
@@ -108,13 +115,13 @@ class Served:
 
     def swap_out(self, key: str) -> None:
         """Evict a request as one that is less urgent than others is."""
-        self.engine._evict(self.engine._sequences[key])
+        self.engine._planning.evict(self.engine.residents[key])
 
     def step(self) -> None:
         self.engine.step()
         report = self.engine.take_report()
         if report is None:
-            assert self.engine._awaiting_images
+            assert self.engine._images.is_busy
             return
         for name in report.step.wanted_images:
             self.engine.receive(self.pictures[name])
@@ -140,7 +147,7 @@ class Served:
     def check_cells(self) -> None:
         """The ledger says of each sequence what llama.cpp says."""
         ledger = self.engine._memory.ledger
-        sequences = {s.seq_id: s for s in self.engine._sequences.values()}
+        sequences = {s.seq_id: s for s in self.engine.residents.values()}
         holds_all = self.backend.sharing.is_divisible
         for seq_id in range(self.backend.sequences):
             positions = self.backend.positions(seq_id)

@@ -459,7 +459,7 @@ class WorkerWorld:
         self.engine.step()
         memory = self.engine._memory
         assert memory.ledger.used == self.cache.used, "the ledger is wrong"
-        assert memory.repair(self.engine._sequences.values()) == []
+        assert memory.repair(self.engine.residents.values()) == []
         self._take_report()
 
     def lose(self, seq_id: int) -> None:

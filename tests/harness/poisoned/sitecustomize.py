@@ -28,7 +28,7 @@ def _arm() -> None:
 
     def kill(self: Engine) -> None:
         step(self)
-        for sequence in self._running.values():
+        for sequence in self.running.values():
             if _MARK in sequence.key:
                 first = started.setdefault((sequence.key, sequence.epoch), sequence.generated)
                 if sequence.generated - first >= _KILLS_AT - 1 and sequence.generated:

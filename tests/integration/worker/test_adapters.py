@@ -173,13 +173,13 @@ def test_an_adapter_is_loaded_while_a_request_runs_and_freed_when_its_last_has_e
     world.finish("y")
     world.engine.unload_adapter(late.digest)
     world.engine.unload_adapter(world.digests["a"])
-    while world.engine._sequences:
+    while world.engine.residents:
         world.step()
     while world.backend._adapters:
         world.engine.step()
     assert is_of("a", files, world.tokens["x"])
     assert is_of("b", files, world.tokens["y"])
-    assert not world.engine._adapters.has(late.digest)
+    assert not world.engine._adapters.adapters.has(late.digest)
 
 
 @pytest.mark.parametrize("name", ["changed", "missing"])

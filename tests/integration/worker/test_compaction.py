@@ -117,7 +117,7 @@ def test_an_engine_that_moves_its_cells_all_the_time_loses_none() -> None:
         if batch % 2:  # what it leaves is holes
             memory.prefixes.make_room(cells=CELLS - memory.ledger.used // 5)
     assert moves  # how many depends on what steps cost here
-    assert memory.repair(world.engine._sequences.values()) == []
+    assert memory.repair(world.engine.residents.values()) == []
     memory.prefixes.make_room(cells=CELLS, ids=12)
     assert (memory.ledger.used, memory.free_seq_ids) == (0, 12)
     world.check_cells()
@@ -139,7 +139,7 @@ def test_cells_lie_no_wider_than_the_ledger_says() -> None:
             widths.extend(width for width, _ in lines)
 
         def free_slot() -> int | None:
-            return min(set(range(4)) - {s.slot for s in engine._running.values()}, default=None)
+            return min(set(range(4)) - {s.slot for s in engine.running.values()}, default=None)
 
         for number in range(60):
             prompt = LONG[: int(draw.integers(1, 300))] + SHORT[: int(draw.integers(1, 40))] * 2
@@ -150,10 +150,10 @@ def test_cells_lie_no_wider_than_the_ledger_says() -> None:
             engine.start(item)
             for _ in range(int(draw.integers(1, 12))):
                 step()
-                for waiting in [s for s in engine._sequences.values() if not s.is_running]:
+                for waiting in [s for s in engine.residents.values() if not s.is_running]:
                     if (slot := free_slot()) is not None:
                         world.resume(waiting.key, slot)
-                if not engine._sequences:
+                if not engine.residents:
                     break
             if number % 3 == 0:
                 engine.cancel(f"t.r{int(draw.integers(0, number + 1))}", is_silent=True)

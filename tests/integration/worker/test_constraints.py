@@ -245,10 +245,10 @@ def test_a_preempted_answer_resumes_as_if_nothing_had_happened(served: Served) -
     again.start(asked("r", wanted))
     while len(again.tokens.get("r", ())) < 3:
         again.step()
-    key = next(iter(again.engine._sequences))
+    key = next(iter(again.engine.residents))
     again.engine.deschedule(engine_pb2.EngineDeschedule(key=key, epoch=1, run=0))
     again.engine.resume(engine_pb2.EngineResume(key=key, epoch=1, slot=2, run=1))
-    while again.engine._sequences:
+    while again.engine.residents:
         again.step()
     assert again.tokens["r"] == served.tokens["whole"]
 
@@ -313,12 +313,13 @@ def test_a_cancelled_request_leaves_nothing_behind_while_its_constraint_is_compi
 
 
 def key_of(served: Served, name: str) -> str:
-    return next(s.key for s in served.engine._sequences.values() if s.origin.request_id == name)
+    return next(s.key for s in served.engine.residents.values() if s.origin.request_id == name)
 
 
 def run_until_complete(served: Served, name: str) -> None:
     """Until all of an answer is there; what becomes of its check is not looked at before the next step."""
-    while not served.engine._sequences[key_of(served, name)].is_complete:
+    sequence = served.engine.residents[key_of(served, name)]
+    while sequence not in served.engine._constrained._checking:
         served.step()
 
 
@@ -339,7 +340,7 @@ def test_a_check_without_end_fails_its_request_alone_and_others_go_on_meanwhile(
     assert failed.field == "params.constraint.json_schema"
     assert "checking the answer took longer than 1 s" in failed.message
     assert json.loads(served.texts["endless"])
-    assert [s.origin.request_id for s in served.engine._running.values()] == ["free"]
+    assert [s.origin.request_id for s in served.engine.running.values()] == ["free"]
     served.engine.cancel(key_of(served, "free"), is_silent=True)
     served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
     assert served.reason("after") == "STOP"
@@ -352,7 +353,7 @@ def test_an_answer_is_cancelled_while_it_is_checked(served: Served) -> None:
     served.step()
     assert served.reason("r") == "CANCELLED"
     assert served.ends["r"].offset == len(served.tokens["r"])
-    assert not served.engine._running
+    assert not served.engine.running
     served.run(asked("after", constraint(json_schema=SCHEMAS["list"])))
     assert served.reason("after") == "STOP"
 
@@ -361,8 +362,8 @@ def test_an_answer_ends_that_lost_its_slot_while_it_was_checked(served: Served) 
     served.start(asked("r", constraint(json_schema=SCHEMAS["list"])))
     run_until_complete(served, "r")
     served.engine.deschedule(engine_pb2.EngineDeschedule(key=key_of(served, "r"), epoch=1, run=0))
-    assert not served.engine._running
-    while served.engine._sequences:
+    assert not served.engine.running
+    while served.engine.residents:
         assert served.engine.idle_s() is not None
         served.step()
     assert served.reason("r") == "STOP"

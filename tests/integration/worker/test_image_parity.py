@@ -260,7 +260,7 @@ def leave_nans() -> None:
 
 def test_memory_that_others_have_left_behind_spoils_no_image(world: World) -> None:
     """Pixtral's graph begins with some that were never written to."""
-    images = world.served.engine._images
+    images = world.served.engine._images.images
     assert images._thread is not None
     images._thread.submit(leave_nans).result()
     world.served.run(world.item("r", world.prompt("hello there", ONE, "and", TWO, "what is it?")))

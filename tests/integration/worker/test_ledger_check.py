@@ -63,7 +63,7 @@ def check(served: Served) -> list[str]:
 
 
 def seq_id_of(served: Served, request_id: str) -> int:
-    return served.engine._sequences[f"t.{request_id}"].seq_id
+    return served.engine.residents[f"t.{request_id}"].seq_id
 
 
 def test_nothing_is_found_where_nothing_was_lost(served: Served) -> None:
@@ -157,9 +157,9 @@ def test_models_that_keep_the_latest_positions_alone_lose_nothing(make: Any, tmp
     served = Served(backend)
     ids = [int(token) for token in np.random.default_rng(12).integers(0, 250, 50)]
     served.start_and_step(batch_item("a", prompt=ids, max_tokens=40), until_tokens=20)
-    assert served.engine._memory.repair(served.engine._sequences.values()) == []
+    assert served.engine._memory.repair(served.engine.residents.values()) == []
     lose(backend, seq_id_of(served, "a"), 0, -1)
-    assert len(served.engine._memory.repair(served.engine._sequences.values())) == 1
+    assert len(served.engine._memory.repair(served.engine.residents.values())) == 1
     served.finish("a")
     assert len(served.tokens["a"]) == 40
     assert check(served) == []

@@ -247,7 +247,7 @@ def test_a_window_is_shared_in_part_while_its_cells_are_there_and_never_beyond(
     served.engine.start(ask("whole", whole, 200))
     while not served.tokens.get("whole"):
         served.step()
-    (holder,) = [s.seq_id for s in served.engine._sequences.values()]
+    (holder,) = [s.seq_id for s in served.engine.residents.values()]
     n_others = 0
     while is_gone and served.backend.positions(holder)[0] <= 100 - WINDOW + 1:
         serve_beside(served, ask(f"other{n_others}", prompt(draw, 100), 1))

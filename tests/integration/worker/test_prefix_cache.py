@@ -176,7 +176,7 @@ def test_a_long_suffix_after_a_hit_is_prefilled_where_long_prompts_are(served: S
     was_in_context = False
     while "long" not in served.cached:
         served.step()
-        was_in_context |= any(s.in_prefill_context for s in served.engine._running.values())
+        was_in_context |= any(s.in_prefill_context for s in served.engine.running.values())
     assert was_in_context
     assert served.cached["long"] == 300
     served.engine.cancel("t.decoding", is_silent=True)

@@ -76,13 +76,13 @@ def run(backend: Backend, *items: worker_pb2.BatchItem) -> dict[str, list[int]]:
     )
     for item in items:
         # A request waits for its breakers: what it is computed beside would be a matter of luck.
-        if (breakers := engine._breakers.of(item.request.params.sampling)) is not None:
+        if (breakers := engine._breakers.finder.of(item.request.params.sampling)) is not None:
             breakers.result()
     for slot, item in enumerate(items):
         item.slot = slot
         engine.start(item)
     tokens: dict[str, list[int]] = {item.request.request_id: [] for item in items}
-    while engine._sequences:
+    while engine.residents:
         engine.step()
         report = engine.take_report()
         if report is None:

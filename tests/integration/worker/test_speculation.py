@@ -143,7 +143,7 @@ def test_a_draft_model_draws_with_the_noise_and_the_penalties_of_the_request(
     itself = demo().new_draft_model(config(str(DEMO_MODEL)))
     for text in TEXTS:
         world = served(OFF)
-        world.engine._drafting = drafting_by(itself)
+        world.draft_by(drafting_by(itself))
         world.run(item(text, **sampling))
         assert world.accepted == world.drafted > 60
 
@@ -258,7 +258,7 @@ def test_an_answer_goes_on_without_a_draft_model_that_fails(monkeypatch: pytest.
 
     monkeypatch.setattr(failing._context, "decode_runs", fails_later)
     world = served(OFF)
-    world.engine._drafting = drafting_by(failing)
+    world.draft_by(drafting_by(failing))
     names = "ab"
     wanted = [question(text, name) for text, name in zip(QUESTIONS, names, strict=False)]
     world.run(*wanted)
@@ -273,7 +273,7 @@ def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() 
     made = demo().new_draft_model(config(str(DRAFT_MODEL)))
     made._free = made._free[:2]
     world = served(OFF)
-    world.engine._drafting = drafting_by(made)
+    world.draft_by(drafting_by(made))
     names = "abcd"
     wanted = [question(text, name) for text, name in zip(QUESTIONS, names, strict=True)]
     world.run(*wanted)

@@ -14,6 +14,7 @@ from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.plan.speculation import NGRAM, Drafts
 from inferflux.worker.engine.sampling.logprobs import Logprobs
 from inferflux.worker.engine.step import chunks
+from inferflux.worker.engine.step.shell import fail
 from inferflux.worker.engine.tiers.rates import Tier
 
 
@@ -132,12 +133,12 @@ def test_the_first_and_the_last_chunk_have_the_format_of_the_answer() -> None:
 def test_a_failed_chunk_says_why() -> None:
     chunk = chunks.empty(sequence_of_five())
     bad_logits = Internal("the model gave no finite logits", reason="BAD_LOGITS")
-    assert chunks.fail(chunk, bad_logits) == "bad_logits"
+    assert fail(chunk, bad_logits) == "bad_logits"
     assert (chunk.failed.code, chunk.failed.reason) == (13, "BAD_LOGITS")
     assert chunk.failed.message == "the model gave no finite logits"
 
 
 def test_a_failed_chunk_names_the_field_that_is_at_fault() -> None:
     chunk = chunks.empty(sequence_of_five())
-    chunks.fail(chunk, InvalidArgument("too much work", field="params.constraint.regex"))
+    fail(chunk, InvalidArgument("too much work", field="params.constraint.regex"))
     assert chunk.failed.field == "params.constraint.regex"

@@ -9,7 +9,7 @@ from harness.sequences import new_sequence
 from harness.worker import batch_item, resume_item
 from harness.worker_world import EagerBudget, WorkerWorld, repetitive
 
-from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
 from inferflux.worker.engine.plan.budget import StepBudget
 from inferflux.worker.engine.plan.planner import ScheduledTokens, plan_step
@@ -99,7 +99,7 @@ def test_nothing_is_drafted_from_the_end_of_an_answer_on() -> None:
     drafting = Drafting(EagerBudget(), default=NGRAM, most_rows=63)  # type: ignore[arg-type]
     sequence = decoding([5, 1, 2, 3, 9, 7, 5, 1])
     sequence.end_tokens = frozenset({9})
-    drafting.begin(sequence, UNSET)
+    drafting.begin(sequence, scheduler_pb2.InferenceRequest())
     part = plan_with_drafts(drafting, sequence)
     assert drafted_tokens(part) == [2, 3]
     sequence.append(2)
@@ -120,7 +120,7 @@ def test_drafts_begin_once_what_is_followed_comes_and_end_when_it_does_not() -> 
     drafting = learning()
     text = rng.sample(range(100), 60)
     sequence = decoding(text)
-    drafting.begin(sequence, UNSET)
+    drafting.begin(sequence, scheduler_pb2.InferenceRequest())
     drafted = []
     for token in [*text[:40], *(rng.randrange(100) for _ in range(80))]:
         drafted.append(plan_with_drafts(drafting, sequence).n_drafted)
@@ -134,7 +134,7 @@ def test_where_many_find_nothing_drafts_are_looked_for_again_some_steps_later() 
     drafting = Drafting(EagerBudget(), default=NGRAM, most_rows=63)  # type: ignore[arg-type]
     sequences = [decoding(list(range(20))) for _ in range(16)]
     for sequence in sequences:
-        drafting.begin(sequence, UNSET)
+        drafting.begin(sequence, scheduler_pb2.InferenceRequest())
     drafted = []
     for _ in range(5):
         plan = plan_step(sequences, [], 0)
@@ -150,7 +150,7 @@ def test_text_that_never_goes_on_as_before_is_not_drafted_for_new_requests_eithe
     drafting = learning()
     for _ in range(3):
         sequence = decoding([rng.randrange(20) for _ in range(40)])
-        drafting.begin(sequence, UNSET)
+        drafting.begin(sequence, scheduler_pb2.InferenceRequest())
         drafted = []
         for _ in range(100):
             drafted.append(plan_with_drafts(drafting, sequence).n_drafted)

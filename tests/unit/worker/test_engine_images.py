@@ -169,7 +169,7 @@ def test_embeddings_come_from_a_thread_of_their_own() -> None:
             return super().encode(image)
 
     world = World()
-    world.engine._images = Images(Slow(), max_bytes=1 << 20)
+    world.engine._images.images = Images(Slow(), max_bytes=1 << 20)
     world.engine.start(item("image"))
     world.engine.receive(given())
     begun.result(10)

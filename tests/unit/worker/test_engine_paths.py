@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2
-from inferflux.worker.engine.step.paths import paths_of
+from inferflux.worker.engine.step.engine_paths import paths_of
 
 
 def test_each_way_is_on_or_off_with_its_reason() -> None:

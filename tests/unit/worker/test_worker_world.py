@@ -658,7 +658,7 @@ def test_a_prompt_whose_cells_are_taken_away_counts_as_one_hit() -> None:
     world.submit(second)
     for _ in range(3):
         world.settle()
-    world.lose(world.engine._sequences["t.second"].seq_id)
+    world.lose(world.engine.residents["t.second"].seq_id)
     run_out(world)
     assert emitted(world.chunks("second")) == expected(second)
     counts = world.model.cache_counts

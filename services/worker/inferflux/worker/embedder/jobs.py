@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from inferflux.common.contract.errors import InferFluxError, to_failed
+from inferflux.api.finish_reasons import name_of
 from inferflux.common.contract.request_times import deadline_s, queue_ms
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
@@ -37,6 +37,14 @@ class Job:
     started_s: float
     slot: int | None = None
     vectors: list[bytes] = field(default_factory=list)
+    # Tokens: it has none.
+    generated: int = 0
+    # What all its chunks begin with, serialized once.
+    chunk_head: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        head = tokens_pb2.TokenChunk(request_id=self.request_id, epoch=self.epoch)
+        self.chunk_head = head.SerializeToString()
 
     @property
     def order(self) -> tuple[float, int]:
@@ -58,53 +66,54 @@ class Job:
         return sum(text.size for text in self.texts)
 
     @property
-    def n_computed(self) -> int:
+    def position(self) -> int:
         """Tokens of the texts that are done."""
         return sum(text.size for text in self.texts[: len(self.vectors)])
 
-    def residence(
-        self, reason: scheduler_pb2.YieldReason.ValueType = scheduler_pb2.YIELD_REASON_UNSPECIFIED
-    ) -> engine_pb2.EngineResidence:
-        """Return its residence now, and the reason why it does not run."""
-        is_running = self.slot is not None
-        return engine_pb2.EngineResidence(
-            key=self.key,
-            epoch=self.epoch,
-            run=self.run,
-            residence=scheduler_pb2.RESIDENCE_RUNNING if is_running else scheduler_pb2.RESIDENCE_PARKED,
-            slot=self.slot or 0,
-            reason=reason,
-        )
+    @property
+    def residence(self) -> scheduler_pb2.Residence.ValueType:
+        return scheduler_pb2.RESIDENCE_PARKED if self.slot is None else scheduler_pb2.RESIDENCE_RUNNING
 
-    def chunk(self) -> tokens_pb2.TokenChunk:
-        """A terminal chunk that does not say yet how the job ended."""
-        return tokens_pb2.TokenChunk(
-            request_id=self.request_id, epoch=self.epoch, attempt_id=self.attempt_id, model=self.model
-        )
+    def resume(self, *, run: int, urgency_key: float, token_budget: int) -> None:
+        """Go on."""
+        del token_budget  # it generates nothing
+        self.run, self.urgency_key = run, urgency_key
 
-    def finished(self, reason: generation_pb2.FinishReason.ValueType, now_s: float) -> tokens_pb2.TokenChunk:
-        """The terminal chunk of one that ended as it should. Tokens of texts that were computed count."""
-        chunk = self.chunk()
-        finished = chunk.finished
-        finished.reason = reason
-        finished.usage.prompt_tokens = self.n_computed
-        finished.timings.queue_ms = self.queue_ms
-        finished.timings.prefill_ms = (now_s - self.started_s) * 1000
-        if self.is_done:
-            chunk.vectors.values.extend(self.vectors)
-        return chunk
 
-    def failed(self, error: InferFluxError) -> tokens_pb2.TokenChunk:
-        """The terminal chunk of one that failed."""
-        chunk = self.chunk()
-        chunk.failed.CopyFrom(to_failed(error))
-        return chunk
+def empty(_job: Job) -> tokens_pb2.TokenChunk:
+    """A terminal chunk that does not say yet how the job ended."""
+    return tokens_pb2.TokenChunk()
 
-    def ended(self, outcome: str) -> engine_pb2.EngineFinished:
-        """Return the message that tells the worker of its end."""
-        return engine_pb2.EngineFinished(
-            key=self.key, epoch=self.epoch, outcome=outcome, prompt_tokens=self.n_computed
-        )
+
+def finish(
+    job: Job, chunk: tokens_pb2.TokenChunk, reason: generation_pb2.FinishReason.ValueType, now_s: float
+) -> str:
+    """Make `chunk` the terminal one of one that ended as it should; returns the outcome. Tokens of texts that
+    were computed count.
+
+    Args:
+        now_s: by the monotonic clock.
+    """
+    finished = chunk.finished
+    finished.reason = reason
+    finished.usage.prompt_tokens = job.position
+    finished.timings.queue_ms = job.queue_ms
+    finished.timings.prefill_ms = (now_s - job.started_s) * 1000
+    if job.is_done:
+        chunk.vectors.values.extend(job.vectors)
+    return name_of(reason)
+
+
+def close(job: Job, chunk: tokens_pb2.TokenChunk) -> None:
+    """Say in a terminal chunk which attempt it ends, and of which model."""
+    chunk.attempt_id, chunk.model = job.attempt_id, job.model
+
+
+def ended(job: Job, outcome: str) -> engine_pb2.EngineFinished:
+    """Return the message that tells the worker of its end."""
+    return engine_pb2.EngineFinished(
+        key=job.key, epoch=job.epoch, outcome=outcome, prompt_tokens=job.position
+    )
 
 
 def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: float) -> Job:

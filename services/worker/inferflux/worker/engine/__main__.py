@@ -34,7 +34,7 @@ from .media.image_note import ImageNote
 from .media.images import Images
 from .plan.speculation import OFF
 from .step.core import Engine
-from .step.paths import paths_of
+from .step.engine_paths import paths_of
 from .tiers.disk import Disk, DiskUnavailable
 from .tiers.space import Eviction
 from .tiers.tiers import Tiers
@@ -103,7 +103,7 @@ def serve_step(engine: Engine, worker: _Worker, inbox: Inbox) -> None:
     for command in inbox.take(engine.idle_s()):
         if command.HasField("flush"):
             worker.send(engine.flush(command.flush.limit_ms / 1000))
-        _obey(engine, command)
+        engine.obey(command)
     engine.step()
     _report(engine, worker)
     if engine.check_ledger():
@@ -198,28 +198,6 @@ def _disk(config: engine_pb2.EngineConfig, identity: Identity) -> tuple[Disk | N
         return Disk(Path(config.disk_path), identity), ""
     except DiskUnavailable as error:
         return None, str(error)
-
-
-def _obey(engine: Engine, command: engine_pb2.EngineCommand) -> None:
-    match command.WhichOneof("command"):
-        case "start":
-            engine.start(command.start)
-        case "cancel":
-            engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
-        case "deschedule":
-            engine.deschedule(command.deschedule)
-        case "resume":
-            engine.resume(command.resume)
-        case "clear_cache":
-            engine.clear_cache(command.clear_cache)
-        case "image":
-            engine.receive(command.image)
-        case "load_adapter":
-            engine.load_adapter(command.load_adapter)
-        case "unload_adapter":
-            engine.unload_adapter(command.unload_adapter.digest)
-        case "report_cache":
-            engine.report_cache()
 
 
 if __name__ == "__main__":

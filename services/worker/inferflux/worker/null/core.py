@@ -7,19 +7,17 @@ again.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from operator import attrgetter
 
-from inferflux.common.contract.errors import DeadlineExceeded, to_failed
-from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.engine.step.clock import Clock
+from inferflux.worker.engine.step.shell import Shell
 
+from . import jobs
 from .answers import text_of
 from .jobs import Job, job_of
 
-# A deadline may be farther away than a process can wait.
-_LONGEST_WAIT_S = 60.0
 _NO_ADAPTERS = "the null engine has no adapters"
 
 
@@ -40,7 +38,7 @@ class Rates:
         return max(int(self.step_s * self.prefill_tokens_per_s), 1)
 
 
-class NullCore:
+class NullCore(Shell[Job]):
     """Runs every request that has a slot.
 
     Args:
@@ -58,97 +56,37 @@ class NullCore:
         vocabulary_size: int,
         clock: Clock | None = None,
     ) -> None:
+        super().__init__(jobs, "generating", clock)
         self._worker_id = worker_id
         self._rates = rates
         self._kv_cells = kv_cells
         self._vocabulary_size = vocabulary_size
-        self._clock = clock or Clock()
-        self._jobs: dict[str, Job] = {}
-        # By slot.
-        self._running: dict[int, Job] = {}
-        self._arrivals = 0
-        self._next = engine_pb2.EngineReport()
-        self._report = self._next.step
-        self._has_news = False
         self._high_water = 0
 
     @property
     def is_running(self) -> bool:
         """True if a step makes something."""
-        return bool(self._running)
-
-    @property
-    def has_news(self) -> bool:
-        """True if there is something to report."""
-        return self._has_news
-
-    def idle_s(self) -> float | None:
-        """How long nothing is to be done unless a command comes; None: for ever."""
-        if self._running:
-            return 0.0
-        deadline = min((job.deadline_s for job in self._jobs.values()), default=math.inf)
-        if deadline == math.inf:
-            return None
-        return min(max(deadline - self._clock.monotonic_s(), 0.0), _LONGEST_WAIT_S)
+        return bool(self.running)
 
     def obey(self, command: engine_pb2.EngineCommand) -> None:
-        """Do what the worker says."""
-        match command.WhichOneof("command"):
-            case "start":
-                self.start(command.start)
-            case "cancel":
-                self.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
-            case "deschedule":
-                self.deschedule(command.deschedule)
-            case "resume":
-                self.resume(command.resume)
-            case "clear_cache":
-                self._report.cleared.add(id=command.clear_cache.id, cleared=scheduler_pb2.CacheCleared())
-                self._has_news = True
-            case "load_adapter":
-                self._report.adapters.add(digest=command.load_adapter.digest, error=_NO_ADAPTERS)
-                self._has_news = True
-
-    def start(self, item: worker_pb2.BatchItem) -> None:
-        """Take a request up. The worker has checked it against slots, context and vocabulary."""
-        self._arrivals += 1
-        now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
-        job = job_of(item, arrival=self._arrivals, now_s=now_s, unix_s=unix_s)
-        self._jobs[job.key] = job
-        self._schedule(job, item.slot)
-
-    def cancel(self, key: str, *, is_silent: bool) -> None:
-        """End a request; nothing if it is not resident."""
-        job = self._jobs.get(key)
-        if job is None:
-            return
-        if is_silent:
-            self._leave(job)
+        if command.HasField("load_adapter"):
+            self._report.step.adapters.add(digest=command.load_adapter.digest, error=_NO_ADAPTERS)
+            self._report.has_news = True
         else:
-            self._finish(job, job.chunk(), generation_pb2.FINISH_REASON_CANCELLED)
+            super().obey(command)
 
-    def deschedule(self, command: engine_pb2.EngineDeschedule) -> None:
-        """End a run; nothing if this epoch of the request is not resident."""
-        job = self._jobs.get(command.key)
-        if job is not None and job.epoch == command.epoch:
-            job.run = command.run
-            self._deschedule(job, scheduler_pb2.YIELD_REASON_PREEMPTED)
-
-    def resume(self, command: engine_pb2.EngineResume) -> None:
-        """Run a request again; nothing if this epoch of it is not resident."""
-        job = self._jobs.get(command.key)
-        if job is not None and job.epoch == command.epoch:
-            job.resume(command)
-            self._schedule(job, command.slot)
+    def _new(self, item: worker_pb2.BatchItem) -> Job:
+        now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
+        return job_of(item, arrival=self._arrivals, now_s=now_s, unix_s=unix_s)
 
     def step(self) -> None:
         """Prompts go on, the most urgent first, and each request whose prompt is computed has a token."""
-        self._expire()
-        if not self._running:
+        self._expire(self._clock.monotonic_s())
+        if not self.running:
             return
         left = self._rates.step_prefill_tokens
-        stats = self._report.stats
-        ordered = sorted(self._running.values(), key=attrgetter("order"))
+        stats = self._report.step.stats
+        ordered = sorted(self.running.values(), key=attrgetter("order"))
         for job in ordered:
             if job.slot is None:  # another one took its cells in this step
                 continue
@@ -166,37 +104,30 @@ class NullCore:
             if n == wanted:
                 self._emit(job)
             else:
-                self._report.prefilled.add(key=job.key, epoch=job.epoch, computed_tokens=job.position)
+                self._report.computed(job)
         stats.step_us = stats.decode_us = int(self._rates.step_s * 1e6)
-        self._has_news = True
+        self._report.has_news = True
 
-    def take_report(self) -> engine_pb2.EngineReport | None:
-        """Report of what happened since the last call, if anything did."""
-        if not self._has_news:
-            return None
-        report, self._next = self._next, engine_pb2.EngineReport()
-        self._report = self._next.step
-        self._has_news = False
-        stats = report.step.stats
-        parked = [job for job in self._jobs.values() if job.slot is None]
-        stats.sequences = len(self._jobs)
+    def _write_stats(self, step: engine_pb2.StepReport) -> None:
+        stats = step.stats
+        parked = [job for job in self.residents.values() if job.slot is None]
+        stats.sequences = len(self.residents)
         stats.parked = len(parked)
         stats.swapped = sum(not job.position for job in parked)
         stats.kv_cells_used = self._cells_used
-        stats.kv_cells_reserved = sum(job.position for job in self._running.values())
+        stats.kv_cells_reserved = sum(job.position for job in self.running.values())
         stats.kv_cells_high_water = self._high_water
         stats.kv_cells_width = stats.kv_cells_used
-        return report
 
     @property
     def _cells_used(self) -> int:
-        return sum(job.position for job in self._jobs.values())
+        return sum(job.position for job in self.residents.values())
 
     def _make_room(self, job: Job, n: int) -> bool:
         """Have `n` cells free for a job. Requests that wait leave first, then less urgent ones that run."""
         used = self._cells_used
         while used + n > self._kv_cells:
-            others = [other for other in self._jobs.values() if other is not job and other.position]
+            others = [other for other in self.residents.values() if other is not job and other.position]
             victim = max(others, key=lambda other: (other.slot is None, other.order), default=None)
             if victim is None or (victim.slot is not None and victim.order < job.order):
                 self._evict(job)
@@ -207,20 +138,17 @@ class NullCore:
         return True
 
     def _evict(self, job: Job) -> None:
-        if job.slot is not None:
-            del self._running[job.slot]
-            job.slot = None
         job.position = 0
-        self._report.stats.recomputes += 1
-        self._tell(job.residence(scheduler_pb2.YIELD_REASON_MEMORY))
+        self._report.step.stats.recomputes += 1
+        self._deschedule(job, scheduler_pb2.YIELD_REASON_MEMORY)
 
     def _emit(self, job: Job) -> None:
         """Give a job its next token, and end its run where that was the last one."""
         now_s = self._clock.monotonic_s()
         unix_us = int(self._clock.unix_s() * 1e6)
-        chunk = job.chunk()
+        chunk = jobs.empty(job)
         if not job.is_announced:
-            job.announce(chunk, self._worker_id)
+            jobs.announce(job, chunk, self._worker_id)
         if job.first_token_s is None:
             job.first_token_s = now_s
             if job.generated == 0:
@@ -238,60 +166,6 @@ class NullCore:
             self._finish(job, chunk, generation_pb2.FINISH_REASON_LENGTH)
         else:
             chunk.held_text = job.text.held
-            self._send(job, chunk)
+            self._report.emit(job, chunk.SerializeToString())
             if job.yields_at and job.generated >= job.yields_at:
                 self._deschedule(job, scheduler_pb2.YIELD_REASON_TIMESLICE)
-
-    def _send(self, job: Job, chunk: tokens_pb2.TokenChunk) -> None:
-        self._report.emissions.add(
-            key=job.key,
-            epoch=job.epoch,
-            chunk=job.chunk_head + chunk.SerializeToString(),
-            generated_tokens=job.generated,
-        )
-
-    def _schedule(self, job: Job, slot: int) -> None:
-        """Run `job` in `slot`. The scheduler's latest assignment counts: it deschedules any other."""
-        other = self._running.get(slot)
-        if other is not None and other is not job:
-            self._deschedule(other, scheduler_pb2.YIELD_REASON_PREEMPTED)
-        if job.slot is not None:
-            del self._running[job.slot]
-        job.slot = slot
-        self._running[slot] = job
-        self._tell(job.residence())
-
-    def _deschedule(self, job: Job, reason: scheduler_pb2.YieldReason.ValueType) -> None:
-        if job.slot is not None:
-            del self._running[job.slot]
-            job.slot = None
-        self._tell(job.residence(reason))
-
-    def _tell(self, residence: engine_pb2.EngineResidence) -> None:
-        self._report.residences.append(residence)
-        self._has_news = True
-
-    def _expire(self) -> None:
-        now_s = self._clock.monotonic_s()
-        for job in [job for job in self._jobs.values() if job.deadline_s <= now_s]:
-            chunk = job.chunk()
-            error = DeadlineExceeded("the deadline passed while generating")
-            chunk.failed.CopyFrom(to_failed(error))
-            self._end(job, chunk, error.reason.lower())
-
-    def _finish(
-        self, job: Job, chunk: tokens_pb2.TokenChunk, reason: generation_pb2.FinishReason.ValueType
-    ) -> None:
-        self._end(job, chunk, job.finish(chunk, reason, self._clock.monotonic_s()))
-
-    def _end(self, job: Job, chunk: tokens_pb2.TokenChunk, outcome: str) -> None:
-        job.close(chunk)
-        self._send(job, chunk)
-        self._report.finished.append(job.ended(outcome))
-        self._leave(job)
-
-    def _leave(self, job: Job) -> None:
-        del self._jobs[job.key]
-        if job.slot is not None:
-            del self._running[job.slot]
-        self._has_news = True

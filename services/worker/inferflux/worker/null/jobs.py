@@ -59,10 +59,16 @@ class Job:
         """Tokens that are to be computed before the next one is made."""
         return self.prompt_tokens + self.generated - self.position
 
-    def resume(self, command: engine_pb2.EngineResume) -> None:
+    @property
+    def residence(self) -> scheduler_pb2.Residence.ValueType:
+        if self.slot is not None:
+            return scheduler_pb2.RESIDENCE_RUNNING
+        return scheduler_pb2.RESIDENCE_PARKED if self.position else scheduler_pb2.RESIDENCE_SWAPPED
+
+    def resume(self, *, run: int, urgency_key: float, token_budget: int) -> None:
         """Go on, for the new run's budget of tokens."""
-        self.run, self.urgency_key = command.run, command.urgency_key
-        self.yields_at = self.generated + command.token_budget if command.token_budget else 0
+        self.run, self.urgency_key = run, urgency_key
+        self.yields_at = self.generated + token_budget if token_budget else 0
 
     def next_token(self, vocabulary_size: int) -> int:
         """The token that comes now; it is generated from now on."""
@@ -70,73 +76,64 @@ class Job:
         self.generated += 1
         return token
 
-    def residence(
-        self, reason: scheduler_pb2.YieldReason.ValueType = scheduler_pb2.YIELD_REASON_UNSPECIFIED
-    ) -> engine_pb2.EngineResidence:
-        """Where it is now, and why it does not run."""
-        where = scheduler_pb2.RESIDENCE_PARKED if self.position else scheduler_pb2.RESIDENCE_SWAPPED
-        return engine_pb2.EngineResidence(
-            key=self.key,
-            epoch=self.epoch,
-            run=self.run,
-            residence=scheduler_pb2.RESIDENCE_RUNNING if self.slot is not None else where,
-            slot=self.slot or 0,
-            reason=reason,
-            generated_tokens=self.generated,
-        )
 
-    def chunk(self) -> tokens_pb2.TokenChunk:
-        """Chunk that follows `chunk_head`, after all that was generated."""
-        return tokens_pb2.TokenChunk(offset=self.generated)
+def empty(job: Job) -> tokens_pb2.TokenChunk:
+    """Chunk that follows `chunk_head`, after all that was generated."""
+    return tokens_pb2.TokenChunk(offset=job.generated)
 
-    def announce(self, chunk: tokens_pb2.TokenChunk, worker_id: str) -> None:
-        """Say in a chunk that it has started here."""
-        chunk.attempt_id = self.request.attempt_id
-        chunk.started.worker_id = worker_id
-        chunk.started.prompt_tokens = self.prompt_tokens
-        self._add_format(chunk)
-        self.is_announced = True
 
-    def finish(
-        self, chunk: tokens_pb2.TokenChunk, reason: generation_pb2.FinishReason.ValueType, now_s: float
-    ) -> str:
-        """Make `chunk` the terminal one; returns the outcome.
+def announce(job: Job, chunk: tokens_pb2.TokenChunk, worker_id: str) -> None:
+    """Say in a chunk that it has started here."""
+    chunk.attempt_id = job.request.attempt_id
+    chunk.started.worker_id = worker_id
+    chunk.started.prompt_tokens = job.prompt_tokens
+    _add_format(job, chunk)
+    job.is_announced = True
 
-        Args:
-            now_s: by the monotonic clock.
-        """
-        chunk.text += self.text.finish()
-        first_s = now_s if self.first_token_s is None else self.first_token_s
-        finished = chunk.finished
-        finished.reason = reason
-        finished.stop = self.text.stop
-        finished.usage.prompt_tokens = self.prompt_tokens
-        finished.usage.completion_tokens = self.generated
-        finished.timings.queue_ms = self.queue_ms
-        finished.timings.prefill_ms = (first_s - self.started_s) * 1000
-        finished.timings.decode_ms = (now_s - first_s) * 1000
-        return name_of(reason)
 
-    def close(self, chunk: tokens_pb2.TokenChunk) -> None:
-        """Say in a terminal chunk which attempt it ends, of which model, and how its answer is read."""
-        request = self.request
-        chunk.attempt_id, chunk.model = request.attempt_id, request.model
-        self._add_format(chunk)
+def finish(
+    job: Job, chunk: tokens_pb2.TokenChunk, reason: generation_pb2.FinishReason.ValueType, now_s: float
+) -> str:
+    """Make `chunk` the terminal one; returns the outcome.
 
-    def _add_format(self, chunk: tokens_pb2.TokenChunk) -> None:
-        if self.request.HasField("answer_format"):
-            chunk.answer_format.CopyFrom(self.request.answer_format)
+    Args:
+        now_s: by the monotonic clock.
+    """
+    chunk.text += job.text.finish()
+    first_s = now_s if job.first_token_s is None else job.first_token_s
+    finished = chunk.finished
+    finished.reason = reason
+    finished.stop = job.text.stop
+    finished.usage.prompt_tokens = job.prompt_tokens
+    finished.usage.completion_tokens = job.generated
+    finished.timings.queue_ms = job.queue_ms
+    finished.timings.prefill_ms = (first_s - job.started_s) * 1000
+    finished.timings.decode_ms = (now_s - first_s) * 1000
+    return name_of(reason)
 
-    def ended(self, outcome: str) -> engine_pb2.EngineFinished:
-        """Report of its end to the worker."""
-        return engine_pb2.EngineFinished(
-            key=self.key,
-            epoch=self.epoch,
-            outcome=outcome,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.generated,
-            time_to_first_token_ms=self.time_to_first_token_ms,
-        )
+
+def close(job: Job, chunk: tokens_pb2.TokenChunk) -> None:
+    """Say in a terminal chunk which attempt it ends, of which model, and how its answer is read."""
+    request = job.request
+    chunk.attempt_id, chunk.model = request.attempt_id, request.model
+    _add_format(job, chunk)
+
+
+def _add_format(job: Job, chunk: tokens_pb2.TokenChunk) -> None:
+    if job.request.HasField("answer_format"):
+        chunk.answer_format.CopyFrom(job.request.answer_format)
+
+
+def ended(job: Job, outcome: str) -> engine_pb2.EngineFinished:
+    """Report of its end to the worker."""
+    return engine_pb2.EngineFinished(
+        key=job.key,
+        epoch=job.epoch,
+        outcome=outcome,
+        prompt_tokens=job.prompt_tokens,
+        completion_tokens=job.generated,
+        time_to_first_token_ms=job.time_to_first_token_ms,
+    )
 
 
 def job_of(item: worker_pb2.BatchItem, *, arrival: int, now_s: float, unix_s: float) -> Job:

@@ -34,6 +34,7 @@ def sequence_of(
     pieces: PieceSource,
     breakers: BreakerFinder | None = None,
     images: SequenceImages | None = None,
+    is_deterministic: bool = False,
 ) -> Sequence:
     """A sequence ready to prefill, its sampler and text brought up to the tokens already emitted.
 
@@ -43,6 +44,7 @@ def sequence_of(
         pieces: the vocabulary, for replaying text and for its end-of-generation tokens.
         breakers: of the same vocabulary, for DRY; without one, it has none.
         images: of its prompt. Penalties do not look at their cells.
+        is_deterministic: whether its tokens are the same whatever else is cached or runs.
     """
     request = item.request
     params = request.params
@@ -87,6 +89,7 @@ def sequence_of(
             queue_ms=queue_ms(request, unix_s=unix_s),
             deadline_s=deadline_s(request, now_s=now_s, unix_s=unix_s),
         ),
+        is_deterministic=is_deterministic,
         images=images or SequenceImages(),
         run=item.run,
         generated=len(generated),

@@ -72,10 +72,6 @@ class Sequence:
     in_prefill_context: bool = False
     # Whether its tokens are the same whatever else is cached or runs.
     is_deterministic: bool = False
-    # Whether its adapter is still being loaded.
-    lacks_adapter: bool = False
-    # Whether its answer is complete, and waits to be checked.
-    is_complete: bool = False
     # Counts how often it was scheduled to run: its first run is 0.
     run: int = 0
     # Generated tokens at which it yields; 0: at none.
@@ -164,17 +160,6 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.phase is Phase.PREFILL
-
-    @property
-    def is_held(self) -> bool:
-        """True if no step may hold it: its adapter is being loaded, what its sampling needs is being made in
-        another thread, or its answer is being checked."""
-        if self.lacks_adapter:
-            return True
-        constraint = self.answer.constraint
-        if constraint is not None and (self.is_complete or not constraint.is_ready):
-            return True
-        return not self.sampler.is_ready or not self.images.is_ready
 
     @property
     def is_running(self) -> bool:

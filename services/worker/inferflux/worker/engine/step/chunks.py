@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.contract.errors import InferFluxError, to_failed
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2
 from inferflux.worker.engine.plan.acceptance import Accepted
 from inferflux.worker.engine.plan.sequence import Sequence
@@ -101,16 +100,6 @@ def finish(
         finished.timings.draft_n = sequence.drafts.drafted
         finished.timings.draft_n_accepted = sequence.drafts.accepted
     return name_of(reason)
-
-
-def fail(chunk: tokens_pb2.TokenChunk, error: InferFluxError) -> str:
-    """Make `chunk`, which may carry the last tokens, the terminal one of a generation that failed.
-
-    Returns:
-        The outcome.
-    """
-    chunk.failed.CopyFrom(to_failed(error))
-    return error.reason.lower()
 
 
 def close(sequence: Sequence, chunk: tokens_pb2.TokenChunk) -> None:

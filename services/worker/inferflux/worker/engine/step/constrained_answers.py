@@ -5,10 +5,10 @@ The engine asks what has come of them before each step, and ends their sequences
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
-from inferflux.common.contract.errors import InferFluxError, Internal, InvalidArgument
+from inferflux.common.contract.errors import Internal, InvalidArgument
 from inferflux.common.contract.requests.constraint_limits import asking_field_of
 from inferflux.v1 import generation_pb2, scheduler_pb2
 from inferflux.worker.engine.constraints.answer_checks import CheckerError, CheckError
@@ -17,38 +17,33 @@ from inferflux.worker.engine.plan.acceptance import finish_reason
 from inferflux.worker.engine.plan.answer import PieceSource
 from inferflux.worker.engine.plan.sequence import Sequence
 
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """A sequence whose answer ends.
-
-    Attributes:
-        error: why it fails; None: its answer is complete.
-        mismatch: why a complete answer is not what was asked for; "" if it is.
-    """
-
-    sequence: Sequence
-    error: InferFluxError | None = None
-    mismatch: str = ""
+from .parts import Part, Settled
 
 
-class ConstrainedAnswers:
+class ConstrainedAnswers(Part):
     """Constrained answers of an engine.
 
     Args:
         constraints: compiles; without it, no constraint is taken.
+        pieces: the vocabulary that answers are spelled with.
     """
 
-    def __init__(self, constraints: Constraints | None) -> None:
+    def __init__(self, constraints: Constraints | None, pieces: PieceSource) -> None:
         self._constraints = constraints
+        self._pieces = pieces
         self._compiling: dict[Sequence, CompiledConstraint] = {}
         # Of each complete answer, why it is not what was asked for.
         self._checking: dict[Sequence, Future[str]] = {}
 
     @property
-    def is_checking(self) -> bool:
-        """True if a complete answer waits for its check."""
+    def is_busy(self) -> bool:
         return bool(self._checking)
+
+    @property
+    def holds(self) -> Collection[Sequence]:
+        if not self._checking:
+            return self._compiling
+        return self._checking.keys() | self._compiling.keys()
 
     def begin(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
         """Hold a sequence until its constraint is compiled.
@@ -56,17 +51,21 @@ class ConstrainedAnswers:
         Raises:
             Internal: this engine compiles none.
         """
+        if not request.params.HasField("constraint"):
+            return
         if self._constraints is None:
             raise Internal("this engine cannot constrain answers", reason="CONSTRAINT_UNSUPPORTED")
         constraint = self._constraints.begin(request.params.constraint, request.generated_token_ids)
         sequence.answer.constraint = self._compiling[sequence] = constraint
         constraint.field = asking_field_of(request.params.constraint)
 
-    def compiled(self, now_s: float) -> list[Settled]:
+    def poll(self, now_s: float) -> Iterable[Settled]:
         """Let sequences run whose constraints are compiled by now; returns those that end instead.
 
         The answer of one that another process has generated may be complete.
         """
+        if not self._compiling and not self._checking:
+            return ()
         ends: list[Settled] = []
         for sequence, constraint in list(self._compiling.items()):
             if not constraint.settle(now_s):
@@ -74,31 +73,27 @@ class ConstrainedAnswers:
             del self._compiling[sequence]
             if constraint.error:
                 ends.append(Settled(sequence, failure(sequence, constraint.error, "BAD_CONSTRAINT")))
-            elif constraint.is_over or _is_stopped(sequence):
+            elif (constraint.is_over or _is_stopped(sequence)) and not self.check(sequence):
                 ends.append(Settled(sequence))
-        return ends
+        done = [sequence for sequence, check in self._checking.items() if check.done()]
+        return ends + [_verdict(sequence, self._checking.pop(sequence)) for sequence in done]
 
-    def check(self, sequence: Sequence, pieces: PieceSource) -> bool:
+    def check(self, sequence: Sequence) -> bool:
         """Have a complete answer checked; returns whether that is to be waited for."""
         constraint = sequence.answer.constraint
         if constraint is None:
             return False
         tokens = sequence.tokens[sequence.prompt_tokens : sequence.n_tokens].tolist()
-        text = b"".join(sequence.answer.piece(token, pieces) for token in tokens).decode("utf-8", "replace")
+        text = b"".join(sequence.answer.piece(token, self._pieces) for token in tokens).decode(
+            "utf-8", "replace"
+        )
         check = constraint.check(text)
         if check is None:
             return False
-        sequence.is_complete = True
         self._checking[sequence] = check
         return True
 
-    def checked(self) -> list[Settled]:
-        """The sequences whose complete answers are checked by now."""
-        done = [sequence for sequence, check in self._checking.items() if check.done()]
-        return [_verdict(sequence, self._checking.pop(sequence)) for sequence in done]
-
     def end(self, sequence: Sequence) -> None:
-        """A sequence leaves."""
         self._compiling.pop(sequence, None)
         self._checking.pop(sequence, None)
         if sequence.answer.constraint is not None:

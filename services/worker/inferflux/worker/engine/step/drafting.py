@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Several
 
-from inferflux.v1 import engine_pb2, generation_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2
 from inferflux.worker.engine.llama.context import DecodeError
 from inferflux.worker.engine.llama.draft_model import DraftModel, Wanted
 from inferflux.worker.engine.plan.budget import StepBudget, Worth
@@ -31,6 +31,8 @@ from inferflux.worker.engine.plan.speculation import (
     Tries,
     rows_of,
 )
+
+from .parts import Part
 
 # Computing what a draft model lacks of a sequence may take this part of what drafts save if the answer is as
 # long as it may be: most are shorter.
@@ -52,7 +54,7 @@ _SEQUENCES_PER_STEP = 8
 _FORCED_RATES = (0.999,)
 
 
-class Drafting:
+class Drafting(Part):
     """Drafts for the sequences of an engine.
 
     Args:
@@ -90,15 +92,18 @@ class Drafting:
         self._taken = 0
         self._error = ""
 
-    def begin(self, sequence: Sequence, asked: generation_pb2.Speculation.ValueType) -> None:
+    def begin(self, sequence: Sequence, request: scheduler_pb2.InferenceRequest) -> None:
         """Have tokens drafted for a new sequence, if its request asks for it and it is possible. Not where
-        its prompt has images.
+        its prompt has images, or its answer is to be the same again.
 
         Under a constraint these are the tokens that it leaves no choice of, whatever was asked for.
         """
         if sequence.images:  # what drafts looks at tokens, and cells of images are none
             return
-        source = FORCED if sequence.answer.constraint is not None else asked or self._default
+        if sequence.is_deterministic:
+            return
+        asked = request.params.speculation or self._default
+        source = FORCED if sequence.answer.constraint is not None else asked
         is_possible = source in (NGRAM, FORCED) or (source == DRAFT and self._model is not None)
         if self._most_rows and is_possible:
             sequence.drafts = Drafts(source)
@@ -248,7 +253,6 @@ class Drafting:
         drafts.said = None
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence leaves."""
         if self._model is not None:
             self._model.forget(sequence)
 
@@ -284,13 +288,9 @@ class Drafting:
         taken, self._taken = self._taken, 0
         return taken
 
-    def take_error(self) -> str:
-        """Reason why the draft model drafts no more, once; empty otherwise."""
-        error, self._error = self._error, ""
-        return error
-
-    def write_stats(self, stats: engine_pb2.StepStats) -> None:
-        """Write what happened since the last call."""
+    def stats(self, step: engine_pb2.StepReport) -> None:
+        step.draft_model_error, self._error = self._error, ""
+        stats = step.stats
         stats.drafts, stats.draft_tokens = self._drafts, self._drafted
         stats.accepted_draft_tokens.extend(self._accepted_at)
         self._drafts = self._drafted = 0

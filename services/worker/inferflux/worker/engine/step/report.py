@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from inferflux.v1 import engine_pb2, scheduler_pb2
-from inferflux.worker.engine.plan.sequence import Sequence
+from typing import Protocol
 
-from . import chunks
+from inferflux.v1 import engine_pb2, scheduler_pb2
+
+
+class Reported(Protocol):
+    """A resident request as far as reports go."""
+
+    key: str
+    epoch: int
+    slot: int | None
+    run: int
+
+    @property
+    def chunk_head(self) -> bytes:
+        """What all its chunks begin with, serialized."""
+
+    @property
+    def generated(self) -> int:
+        """Number of its generated tokens."""
+
+    @property
+    def position(self) -> int:
+        """Number of its tokens that are computed."""
+
+    @property
+    def residence(self) -> scheduler_pb2.Residence.ValueType:
+        """Where it is."""
 
 
 class Report:
@@ -25,38 +49,34 @@ class Report:
         self._begin()
         return whole
 
-    def emit(self, sequence: Sequence, chunk: bytes) -> None:
-        """The next chunk of a sequence's token stream, serialized, without its head."""
+    def emit(self, resident: Reported, chunk: bytes) -> None:
+        """The next chunk of a resident's token stream, serialized, without its head."""
         # One field after the other: keywords take almost twice as long.
         emission = self.step.emissions.add()
-        emission.key = sequence.key
-        emission.chunk = sequence.chunk_head + chunk
-        emission.generated_tokens = sequence.generated
-        emission.epoch = sequence.epoch
+        emission.key = resident.key
+        emission.chunk = resident.chunk_head + chunk
+        emission.generated_tokens = resident.generated
+        emission.epoch = resident.epoch
 
-    def finished(self, sequence: Sequence, outcome: str) -> None:
-        """A sequence has had its last chunk."""
-        self.step.finished.append(chunks.ended(sequence, outcome))
-
-    def computed(self, sequence: Sequence) -> None:
-        """Report a change in how much of a sequence is computed that no token of its answer brought."""
-        self.step.prefilled.add(key=sequence.key, epoch=sequence.epoch, computed_tokens=sequence.position)
+    def computed(self, resident: Reported) -> None:
+        """Report a change in how much of a resident is computed that no token of its answer brought."""
+        self.step.prefilled.add(key=resident.key, epoch=resident.epoch, computed_tokens=resident.position)
 
     def residence(
         self,
-        sequence: Sequence,
+        resident: Reported,
         reason: scheduler_pb2.YieldReason.ValueType = scheduler_pb2.YIELD_REASON_UNSPECIFIED,
     ) -> None:
-        """Report where a sequence is now, and why it does not run."""
+        """Report where a resident is now, and why it does not run."""
         self.has_news = True
         self.step.residences.add(
-            key=sequence.key,
-            epoch=sequence.epoch,
-            run=sequence.run,
-            residence=sequence.residence,
-            slot=sequence.slot or 0,
+            key=resident.key,
+            epoch=resident.epoch,
+            run=resident.run,
+            residence=resident.residence,
+            slot=resident.slot or 0,
             reason=reason,
-            generated_tokens=sequence.generated,
+            generated_tokens=resident.generated,
         )
 
     def _begin(self) -> None:
