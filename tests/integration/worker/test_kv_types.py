@@ -20,7 +20,8 @@ from inferflux.common.bus import Bus
 from inferflux.common.llama.native import llama
 from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.kv.envelope import Refusal, Refused, blank, open_envelope
-from inferflux.worker.engine.llama.native import Backend, LoadError
+from inferflux.worker.engine.llama.loading import LoadError
+from inferflux.worker.engine.llama.native import Backend
 from inferflux.worker.files.kv_types import NUMBER_TYPES, KvType, KvTypes
 
 pytestmark = pytest.mark.long

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
 from inferflux.worker.engine.llama.context import DecodeError, Run
 from inferflux.worker.engine.llama.draft_model import DraftModel, Wanted
-from inferflux.worker.engine.llama.native import Backend, LoadError
+from inferflux.worker.engine.llama.loading import LoadError
+from inferflux.worker.engine.llama.native import Backend
 from inferflux.worker.engine.plan.building import sequence_of
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.plan.speculation import Course

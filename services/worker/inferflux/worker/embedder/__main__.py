@@ -14,7 +14,7 @@ from inferflux.common.process.child.frames import ChildEnd
 from inferflux.common.process.child.lifeline import exit_at_end_of
 from inferflux.common.process.machine import heap
 from inferflux.v1 import engine_pb2, scheduler_pb2
-from inferflux.worker.engine.llama.native import LoadError
+from inferflux.worker.engine.llama.loading import LoadError
 
 from .backend import Backend, EmbedError
 from .core import Embedder

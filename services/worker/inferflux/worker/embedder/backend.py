@@ -18,7 +18,7 @@ from inferflux.common.process.machine.cores import usable_cores
 from inferflux.v1 import engine_pb2, model_pb2
 from inferflux.worker.engine.llama.batch import Batch
 from inferflux.worker.engine.llama.devices import find_devices
-from inferflux.worker.engine.llama.native import LoadError
+from inferflux.worker.engine.llama.loading import LoadError
 from inferflux.worker.files.needs import EMBEDDED_AT_ONCE, EMBEDDING_TOKENS
 
 from .jobs import Tokens, Vector

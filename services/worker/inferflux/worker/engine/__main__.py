@@ -28,7 +28,8 @@ from inferflux.v1 import engine_pb2, scheduler_pb2
 from .constraints.constraints import Constraints
 from .kv.envelope import Identity
 from .llama.context import DecodeError
-from .llama.native import Backend, LoadError
+from .llama.loading import LoadError
+from .llama.native import Backend
 from .llama.trials import SHARING
 from .media.image_note import ImageNote
 from .media.images import Images
