@@ -432,7 +432,7 @@ def test_what_is_stored_at_the_end_is_found_again_and_keeps_its_order(tmp_path: 
     os.utime(path, ns=(0, time.time_ns() - 10**10))  # some time ago
     look_up(tiers, [*prompt(2), 7])
     assert [kept.tokens[0] for kept in tiers.cold_in_host()] == [2000, 4000, 3000]
-    assert all(tiers.store(kept, 5.0) for kept in tiers.cold_in_host())
+    assert all(tiers.files.store(kept, 5.0) for kept in tiers.cold_in_host())
     assert tiers.stored(5.0) == (3, 3 * SIZE)
     tiers.close()
     assert stored_kinds(tmp_path, disk_states=4) == [1, 2, 3, 4]
@@ -446,11 +446,11 @@ def test_storing_ends_where_the_disk_or_the_time_does(tmp_path: Path) -> None:
     for kind in (1, 2, 3):
         tiers.keep(state_of(prompt(kind)))
     last, before, _ = tiers.cold_in_host()
-    assert tiers.store(last, 5.0)
-    assert tiers.store(last, 5.0)  # it is there
-    assert tiers.store_new(state_of(prompt(4)), 5.0)
-    assert not tiers.store(before, 5.0)
-    assert not tiers.store_new(state_of(prompt(5)), 5.0)
+    assert tiers.files.store(last, 5.0)
+    assert tiers.files.store(last, 5.0)  # it is there
+    assert tiers.files.store_new(state_of(prompt(4)), 5.0)
+    assert not tiers.files.store(before, 5.0)
+    assert not tiers.files.store_new(state_of(prompt(5)), 5.0)
     assert tiers.stored(5.0) == (2, 2 * SIZE)
     assert tiers.find("s", np.array(prompt(5), np.int32)) is None
     tiers.close()
@@ -459,7 +459,7 @@ def test_storing_ends_where_the_disk_or_the_time_does(tmp_path: Path) -> None:
     disk = Disk(tmp_path, IDENTITY)
     tiers = tiers_of(4, disk, disk_states=2)
     disk._writer.submit(go_on.wait)
-    assert tiers.store_new(state_of(prompt(6)), 5.0)
+    assert tiers.files.store_new(state_of(prompt(6)), 5.0)
     assert tiers.stored(0.0) == (0, 0)
     go_on.set()
     tiers.close()

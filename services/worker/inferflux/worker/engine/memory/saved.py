@@ -221,7 +221,7 @@ class SavedStates:
         left_s, tiers = self._countdown(limit_s), self._tiers
         in_cache = all(self._store_cached(*each, left_s()) for each in cached)
         if in_cache:
-            all(tiers.store(kept, left_s()) for kept in tiers.cold_in_host())
+            all(tiers.files.store(kept, left_s()) for kept in tiers.cold_in_host())
         return tiers.stored(left_s())
 
     def rescue(self, sequences: Iterable[Sequence], limit_s: float) -> None:
@@ -234,7 +234,7 @@ class SavedStates:
         for sequence in sequences if tiers.has_disk else ():
             held = tiers.held_for(sequence)
             if held is not None:
-                has_room = tiers.store(held, left_s())
+                has_room = tiers.files.store(held, left_s())
             elif sequence.is_loaded and sequence.position >= BLOCK:
                 tokens = sequence.tokens[: sequence.position]
                 has_room = self._store_cached(sequence.seq_id, sequence.origin.cache_scope, tokens, left_s())
@@ -253,14 +253,14 @@ class SavedStates:
         """Store it if it is worth it; return whether there is time and room for more."""
         kept = self._tiers.containing(scope, tokens)
         if kept is not None:
-            return self._tiers.store(kept, seconds)
+            return self._tiers.files.store(kept, seconds)
         n_bytes = self._cache.state_size(seq_id)
         if not n_bytes or not self._tiers.rates.is_worth_keeping(n_bytes, tokens.shape[0]):
             return seconds > 0
         envelope = self._tiers.blank(scope, tokens, n_bytes)
         if seconds <= 0 or not self._copy_out(seq_id, envelope):
             return seconds > 0
-        return self._tiers.store_new(envelope, seconds)
+        return self._tiers.files.store_new(envelope, seconds)
 
     def _go_on_fetching(self, sequence: Sequence) -> None:
         restore, fetch = sequence.restore, sequence.restore.fetch

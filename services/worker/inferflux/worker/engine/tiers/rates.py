@@ -6,6 +6,7 @@ cost falls a little, until it is tried again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 
 _SMOOTHING = 0.2
@@ -91,3 +92,11 @@ class Rates:
         self.copy_out.doubt()
         self.copy_in.doubt()
         return False
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts of what happened since the last look, by tier."""
+
+    hits: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
+    evictions: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))

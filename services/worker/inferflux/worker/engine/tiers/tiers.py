@@ -6,37 +6,22 @@ on disk when that is full. What a sequence does not find in the KV cache it may 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import islice
 from typing import Generic
 
 from inferflux.common.contract.callers.cache_scope import is_within
-from inferflux.worker.engine.kv.envelope import Envelope, Header, Identity, TokenArray, blank
+from inferflux.worker.engine.kv.envelope import Envelope, Identity, TokenArray, blank
 
 from .disk import Disk, Event, Read
-from .folder import name_of
-from .index import BLOCK, Found, TokenIndex
-from .kept import Kept, Moves, S
-from .rates import Rates, Tier
+from .entries import Entries
+from .index import BLOCK, Found
+from .kept import Kept, S
+from .rates import Counts, Rates, Tier
 from .reads import Fetch, Match, Reads
 from .space import Eviction, Order, Space
+from .state_files import StateFiles
 
-# What is stored in one go differs by this much in when it was last used, as files tell.
-_STORED_APART_NS = 1_000_000
 # A prefix that shares its beginning with a kept one adds this part of its tokens at least.
 _LEAST_NEW = 1 / 8
-# Kept states that are looked at for one that is worth restoring.
-_CANDIDATES = 8
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts of what happened since the last look, by tier."""
-
-    hits: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
-    evictions: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
 
 
 class Tiers(Generic[S]):
@@ -54,6 +39,7 @@ class Tiers(Generic[S]):
         is_divisible: as above.
         preempted_bytes: host memory that holds the state of preempted sequences.
         rates: what restoring and computing take; the caller observes what it does itself.
+        files: of the states on disk.
     """
 
     def __init__(
@@ -70,17 +56,11 @@ class Tiers(Generic[S]):
         self.is_divisible = is_divisible
         self._disk = disk
         self._host: Space[Kept[S]] = Space(host_bytes, host_eviction)
-        self._files: Space[Kept[S]] = Space(disk_bytes)
-        self._index: TokenIndex[Kept[S]] = TokenIndex()
-        self._by_name: dict[str, Kept[S]] = {}
+        self._entries: Entries[S] = Entries(is_divisible=is_divisible)
+        self.files: StateFiles[S] = StateFiles(disk, disk_bytes, self._entries, self._host)
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
         self._reads: Reads[S] = Reads()
-        self._moves: Moves[S] = Moves()
-        # What `store` has written and what of that is known to be on disk: names, with bytes.
-        self._storing: dict[str, int] = {}
-        self._stored: dict[str, int] = {}
-        self._used_unix_ns = 0
         # Scopes that were cleared before all files were known.
         self._cleared_early: set[str] = set()
         self.preempted_bytes = 0
@@ -107,7 +87,7 @@ class Tiers(Generic[S]):
         freed: dict[Tier, tuple[int, int]] = {}
         for tier, space, drop in (
             (Tier.HOST, self._host, self._drop_from_host),
-            (Tier.DISK, self._files, self._remove_file),
+            (Tier.DISK, self.files.space, self.files.remove),
         ):
             gone = [k for k in space.held() if k.owner is None and is_within(k.header.scope, scope)]
             freed[tier] = len(gone), sum(kept.n_bytes for kept in gone)
@@ -122,17 +102,18 @@ class Tiers(Generic[S]):
 
     def used(self, tier: Tier) -> tuple[int, int]:
         """(bytes, states) in a tier."""
-        space = self._host if tier is Tier.HOST else self._files
+        space = self._host if tier is Tier.HOST else self.files.space
         return space.used, len(space)
 
     def take_counts(self) -> Counts:
         counts, self._counts = self._counts, Counts()
+        counts.evictions[Tier.DISK], self.files.evictions = self.files.evictions, 0
         return counts
 
     def take_moved(self, most: int) -> list[Kept[S]]:
         """Return the states that went since the last call, and up to `most` of those that came or moved since
         they were last reported."""
-        return self._moves.take(most)
+        return self._entries.moves.take(most)
 
     @property
     def has_disk(self) -> bool:
@@ -147,11 +128,11 @@ class Tiers(Generic[S]):
     @property
     def has_moved(self) -> bool:
         """True if `take_moved` would give any."""
-        return self._moves.are_any
+        return self._entries.moves.are_any
 
     def report_all(self) -> None:
         """All that is kept counts as if it had just come."""
-        self._moves.all_moved((*self._host.held(), *self._files.held()))
+        self._entries.moves.all_moved((*self._host.held(), *self.files.space.held()))
 
     def take_error(self) -> str:
         """Reason why the disk is not written to for a while; empty otherwise."""
@@ -175,11 +156,11 @@ class Tiers(Generic[S]):
             left: of its first tokens, how many stay in the KV cache.
         """
         if tokens.shape[0] < BLOCK or not (
-            self._host.losers(n_bytes) is not None or self._has_disk_room(n_bytes)
+            self._host.losers(n_bytes) is not None or self.files.has_room(n_bytes)
         ):
             return False
         known = left
-        for found in self._candidates(scope, tokens):
+        for found in self._entries.candidates(scope, tokens):
             is_contained = found.matched == found.value.header.n_past
             if not is_contained and tokens.shape[0] - found.matched < tokens.shape[0] * _LEAST_NEW:
                 return False
@@ -189,10 +170,10 @@ class Tiers(Generic[S]):
     def keep(self, envelope: Envelope) -> None:
         """Keep a cold prefix, in host memory if it finds room there, else on disk."""
         kept: Kept[S] = Kept(envelope.header, envelope)
-        self._add(kept)
+        self._entries.add(kept)
         losers = self._host.losers(kept.n_bytes)
         if losers is None:
-            self._move_to_disk(kept)
+            self.files.take(kept)
             return
         self._evict(losers)
         self._host.hold(kept, kept.n_bytes)
@@ -210,7 +191,7 @@ class Tiers(Generic[S]):
         owners = [kept.owner for kept in losers if kept.owner is not None]
         self._evict(losers)
         kept = Kept(envelope.header, envelope, owner=owner)
-        self._add(kept)
+        self._entries.add(kept)
         self._by_owner[owner] = kept
         self.preempted_bytes += kept.n_bytes
         self._host.hold(kept, kept.n_bytes, owner.order)
@@ -240,7 +221,7 @@ class Tiers(Generic[S]):
         best: tuple[float, Found[Kept[S]], tuple[int, int, int]] | None = None
         queued = self._disk.bytes_to_read if self._disk is not None else 0
         is_stalled = self._reads.is_stalled
-        for found in self._candidates(scope, tokens[:-1]):
+        for found in self._entries.candidates(scope, tokens[:-1]):
             kept = found.value
             gained = found.matched - known
             if gained < BLOCK or (is_stalled and kept.tier is Tier.DISK):
@@ -268,15 +249,15 @@ class Tiers(Generic[S]):
         """
         if self.is_divisible:
             return 0
-        longest = next(self._index.find(scope, tokens[:-1], tokens.shape[0]), None)
-        return longest.matched if longest is not None and longest.matched >= known + BLOCK else 0
+        longest = self._entries.longest(scope, tokens[:-1])
+        return longest if longest >= known + BLOCK else 0
 
     def fetch(self, match: Match[S]) -> Fetch[S]:
         """Begin to bring a match to host memory. One that is there already is done at once, and a file that
         is being read is not read twice."""
         kept = match.kept
         self._host.use(kept)
-        self._files.use(kept)
+        self.files.space.use(kept)
         fetch = Fetch(match, match.tier, match.tokens)
         if kept.envelope is None and self._disk is not None:
             self._reads.begin(fetch, self._disk)
@@ -303,7 +284,7 @@ class Tiers(Generic[S]):
         """Return the envelope that a read gave of a state; None if its file is damaged or gone."""
         if read.envelope is None:
             if kept.name:
-                self._remove_file(kept)
+                self.files.remove(kept)
             return None
         self.rates.read.observe(read.envelope.n_bytes, read.seconds)
         self._promote(kept, read.envelope)
@@ -316,25 +297,20 @@ class Tiers(Generic[S]):
         for abandoned, read in self._reads.take_abandoned():
             self._take_read(abandoned, read)
         for change in self._disk.changes():
-            kept = self._by_name.get(change.name)
+            kept = self.files.named(change.name)
             if change.event is Event.FOUND:
                 if kept is None:
-                    self._found(change.name, change.header)
+                    scope = change.header.scope
+                    is_cleared = any(is_within(scope, cleared) for cleared in self._cleared_early)
+                    self.files.found(change.name, change.header, is_wanted=not is_cleared)
             elif kept is None or kept.header is not change.header:
                 continue  # it was removed meanwhile, and may be written again
             elif change.event is Event.LOST:
-                self._forget_file(kept)
+                self.files.forget(kept)
             else:
-                self._on_stored(change.name, kept)
+                self.files.written(change.name, kept)
         if not self.is_scanning:
             self._cleared_early.clear()
-
-    def _on_stored(self, name: str, kept: Kept[S]) -> None:
-        if name in self._storing:
-            self._stored[name] = self._storing[name]
-        if kept not in self._host:
-            kept.envelope = None
-            self._moves.moved(kept)
 
     def search(self, scope: str, tokens: TokenArray) -> None:
         """Look for a prefix of these tokens in what dead processes left on disk. `poll` finds it before
@@ -345,21 +321,21 @@ class Tiers(Generic[S]):
     def wants_on_disk(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
         """True if a prefix should be written to disk at once: there is room, and much of it is not there."""
         disk = self._disk
-        if disk is None or tokens.shape[0] < BLOCK or not self._has_disk_room(n_bytes):
+        if disk is None or tokens.shape[0] < BLOCK or not self.files.has_room(n_bytes):
             return False
-        on_disk = (found.matched for found in self._candidates(scope, tokens) if found.value.name)
+        on_disk = (found.matched for found in self._entries.candidates(scope, tokens) if found.value.name)
         new = tokens.shape[0] - max(on_disk, default=0)
         return new >= tokens.shape[0] * _LEAST_NEW and self.rates.is_worth_keeping(n_bytes, new)
 
     def keep_on_disk(self, envelope: Envelope) -> None:
         """Have a prefix written to disk that was found to be wanted there; host memory does not keep it."""
         kept: Kept[S] = Kept(envelope.header, envelope)
-        self._add(kept)
-        self._move_to_disk(kept)
+        self._entries.add(kept)
+        self.files.take(kept)
 
     def containing(self, scope: str, tokens: TokenArray) -> Kept[S] | None:
         """A state that is kept and begins with all of these tokens."""
-        for found in self._candidates(scope, tokens):
+        for found in self._entries.candidates(scope, tokens):
             if found.matched == tokens.shape[0]:
                 return found.value
         return None
@@ -372,61 +348,12 @@ class Tiers(Generic[S]):
         """The cold prefixes in host memory, the last used first."""
         return self._host.cold()
 
-    def store(self, kept: Kept[S], seconds: float) -> bool:
-        """Have a state written to disk that is in memory, as used before those that were stored until now.
-
-        Returns:
-            Whether there was room on disk, and time within `seconds`; if not, the others find none either.
-        """
-        disk, envelope = self._disk, kept.envelope
-        if disk is None:
-            return False
-        self._used_unix_ns = (self._used_unix_ns or time.time_ns()) - _STORED_APART_NS
-        name = name_of(kept.header)
-        if name in self._by_name:
-            disk.touch(name, self._used_unix_ns)
-        elif envelope is not None:
-            n_bytes = sum(self._storing.values()) + kept.n_bytes
-            if n_bytes > self._files.limit or not disk.wait_until_writable(kept.n_bytes, seconds):
-                return False
-            self._storing[name] = kept.n_bytes
-            self._write(disk, kept, envelope, self._used_unix_ns)
-        return True
-
-    def store_new(self, envelope: Envelope, seconds: float) -> bool:
-        """The same for a prefix that is not kept yet; host memory does not keep it."""
-        kept: Kept[S] = Kept(envelope.header, envelope)
-        self._add(kept)
-        is_stored = self.store(kept, seconds)
-        if not kept.name:
-            kept.envelope = None
-            self._remove(kept)
-        return is_stored
-
     def stored(self, seconds: float) -> tuple[int, int]:
         """(states, bytes) that `store` wrote and that are on disk now, after `seconds` at most."""
         if self._disk is not None:
             self._disk.wait_for_writes(seconds)
         self.poll()
-        return len(self._stored), sum(self._stored.values())
-
-    def _candidates(self, scope: str, tokens: TokenArray) -> Iterator[Found[Kept[S]]]:
-        """States that have a prefix of `tokens`, the longest first."""
-        found = self._index.find(scope, tokens, tokens.shape[0])
-        usable = (f for f in found if self.is_divisible or f.matched == f.value.header.n_past)
-        return islice(usable, _CANDIDATES)
-
-    def _has_disk_room(self, n_bytes: int) -> bool:
-        disk = self._disk
-        return disk is not None and self._files.losers(n_bytes) is not None and disk.can_write(n_bytes)
-
-    def _add(self, kept: Kept[S]) -> None:
-        self._index.add(kept.header.scope, kept.tokens, kept)
-        self._moves.came(kept)
-
-    def _remove(self, kept: Kept[S]) -> None:
-        self._index.remove(kept.header.scope, kept.tokens, kept)
-        self._moves.went(kept)
+        return self.files.stored()
 
     def _disowned(self, owner: S) -> Kept[S] | None:
         """The state of a preempted sequence, which is a cold prefix from now on."""
@@ -443,65 +370,24 @@ class Tiers(Generic[S]):
             self._counts.evictions[Tier.HOST] += 1
             if kept.owner is not None:
                 self._disowned(kept.owner)
-            self._move_to_disk(kept)
+            self.files.take(kept)
 
     def _drop_from_host(self, kept: Kept[S]) -> None:
         self._host.release(kept)
         kept.envelope = None
-        self._moves.moved(kept)
+        self._entries.moves.moved(kept)
         if not kept.name:
-            self._remove(kept)
+            self._entries.remove(kept)
 
     def _drop_what_it_contains(self, kept: Kept[S]) -> None:
         """Free the host memory of cold prefixes that `kept` begins with."""
         if not self.is_divisible:
             return
-        for found in list(self._candidates(kept.header.scope, kept.tokens)):
+        for found in list(self._entries.candidates(kept.header.scope, kept.tokens)):
             other = found.value
             is_contained = found.matched == other.header.n_past
             if other is not kept and is_contained and other.owner is None and other in self._host:
                 self._drop_from_host(other)
-
-    def _move_to_disk(self, kept: Kept[S]) -> None:
-        """Have a state that is not in host memory any more written; it is dropped if it cannot be."""
-        self._moves.moved(kept)
-        if kept.name:
-            kept.envelope = None
-            return
-        disk, envelope = self._disk, kept.envelope
-        is_wanted = kept.header.n_past >= BLOCK and name_of(kept.header) not in self._by_name
-        if disk is None or envelope is None or not (is_wanted and self._has_disk_room(kept.n_bytes)):
-            kept.envelope = None
-            self._remove(kept)
-            return
-        self._write(disk, kept, envelope)
-
-    def _write(self, disk: Disk, kept: Kept[S], envelope: Envelope, used_unix_ns: int | None = None) -> None:
-        """Have a state written that the disk has room for."""
-        self._evict_files(self._files.losers(kept.n_bytes) or [])
-        kept.name = name_of(kept.header)
-        self._by_name[kept.name] = kept
-        self._files.hold(kept, kept.n_bytes)
-        disk.write(envelope, used_unix_ns=used_unix_ns)
-
-    def _evict_files(self, losers: list[Kept[S]]) -> None:
-        for kept in losers:
-            self._counts.evictions[Tier.DISK] += 1
-            self._remove_file(kept)
-
-    def _remove_file(self, kept: Kept[S]) -> None:
-        if self._disk is not None:
-            self._disk.remove(kept.name)
-        self._forget_file(kept)
-
-    def _forget_file(self, kept: Kept[S]) -> None:
-        """A state is not on disk any more."""
-        self._files.release(kept)
-        self._by_name.pop(kept.name, None)
-        kept.name = ""
-        if kept not in self._host:
-            kept.envelope = None
-            self._remove(kept)
 
     def _promote(self, kept: Kept[S], envelope: Envelope) -> None:
         """Keep in host memory what was read from disk, if it finds room there."""
@@ -510,18 +396,4 @@ class Tiers(Generic[S]):
             self._evict(losers)
             kept.envelope = envelope
             self._host.hold(kept, kept.n_bytes)
-            self._moves.moved(kept)
-
-    def _found(self, name: str, header: Header) -> None:
-        """Take over a file of an earlier process, unless its scope was cleared or it finds no room."""
-        kept: Kept[S] = Kept(header, name=name)
-        is_cleared = any(is_within(header.scope, scope) for scope in self._cleared_early)
-        losers = None if is_cleared else self._files.losers(kept.n_bytes)
-        if losers is None:
-            if self._disk is not None:
-                self._disk.remove(name)
-            return
-        self._evict_files(losers)
-        self._by_name[name] = kept
-        self._files.hold(kept, kept.n_bytes)
-        self._add(kept)
+            self._entries.moves.moved(kept)

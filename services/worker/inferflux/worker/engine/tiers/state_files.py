@@ -1,0 +1,151 @@
+"""States on disk: written, found, and removed, within a limit of bytes."""
+
+from __future__ import annotations
+
+import time
+from typing import Generic
+
+from inferflux.worker.engine.kv.envelope import Envelope, Header
+
+from .disk import Disk
+from .entries import Entries
+from .folder import name_of
+from .index import BLOCK
+from .kept import Kept, S
+from .space import Space
+
+# What is stored in one go differs by this much in when it was last used, as files tell.
+_STORED_APART_NS = 1_000_000
+
+
+class StateFiles(Generic[S]):
+    """The files of the states that `entries` lists.
+
+    Args:
+        disk: None: there is none, and nothing is written.
+        limit: most bytes of files.
+        in_host: states that host memory has as well.
+
+    Attributes:
+        space: the states that have files.
+        evictions: states that left for want of room since the last look.
+    """
+
+    def __init__(self, disk: Disk | None, limit: int, entries: Entries[S], in_host: Space[Kept[S]]) -> None:
+        self._disk = disk
+        self._entries = entries
+        self._in_host = in_host
+        self.space: Space[Kept[S]] = Space(limit)
+        self.evictions = 0
+        self._by_name: dict[str, Kept[S]] = {}
+        # What `store` has written and what of that is known to be on disk: names, with bytes.
+        self._storing: dict[str, int] = {}
+        self._stored: dict[str, int] = {}
+        self._used_unix_ns = 0
+
+    def named(self, name: str) -> Kept[S] | None:
+        """The state of a file; None if there is none."""
+        return self._by_name.get(name)
+
+    def has_room(self, n_bytes: int) -> bool:
+        """True if a file of this size may be written now."""
+        disk = self._disk
+        return disk is not None and self.space.losers(n_bytes) is not None and disk.can_write(n_bytes)
+
+    def take(self, kept: Kept[S]) -> None:
+        """Have a state that is not in host memory any more written; it is dropped if it cannot be."""
+        self._entries.moves.moved(kept)
+        if kept.name:
+            kept.envelope = None
+            return
+        disk, envelope = self._disk, kept.envelope
+        is_wanted = kept.header.n_past >= BLOCK and name_of(kept.header) not in self._by_name
+        if disk is None or envelope is None or not (is_wanted and self.has_room(kept.n_bytes)):
+            kept.envelope = None
+            self._entries.remove(kept)
+            return
+        self._write(disk, kept, envelope)
+
+    def found(self, name: str, header: Header, *, is_wanted: bool) -> None:
+        """Take over a file of an earlier process, unless it is not wanted or finds no room."""
+        kept: Kept[S] = Kept(header, name=name)
+        losers = self.space.losers(kept.n_bytes) if is_wanted else None
+        if losers is None:
+            if self._disk is not None:
+                self._disk.remove(name)
+            return
+        self._evict(losers)
+        self._by_name[name] = kept
+        self.space.hold(kept, kept.n_bytes)
+        self._entries.add(kept)
+
+    def written(self, name: str, kept: Kept[S]) -> None:
+        """A state is on disk now."""
+        if name in self._storing:
+            self._stored[name] = self._storing[name]
+        if kept not in self._in_host:
+            kept.envelope = None
+            self._entries.moves.moved(kept)
+
+    def remove(self, kept: Kept[S]) -> None:
+        """Remove the file of a state."""
+        if self._disk is not None:
+            self._disk.remove(kept.name)
+        self.forget(kept)
+
+    def forget(self, kept: Kept[S]) -> None:
+        """A state is not on disk any more."""
+        self.space.release(kept)
+        self._by_name.pop(kept.name, None)
+        kept.name = ""
+        if kept not in self._in_host:
+            kept.envelope = None
+            self._entries.remove(kept)
+
+    def store(self, kept: Kept[S], seconds: float) -> bool:
+        """Have a state written to disk that is in memory, as used before those that were stored until now.
+
+        Returns:
+            Whether there was room on disk, and time within `seconds`; if not, the others find none either.
+        """
+        disk, envelope = self._disk, kept.envelope
+        if disk is None:
+            return False
+        self._used_unix_ns = (self._used_unix_ns or time.time_ns()) - _STORED_APART_NS
+        name = name_of(kept.header)
+        if name in self._by_name:
+            disk.touch(name, self._used_unix_ns)
+        elif envelope is not None:
+            n_bytes = sum(self._storing.values()) + kept.n_bytes
+            if n_bytes > self.space.limit or not disk.wait_until_writable(kept.n_bytes, seconds):
+                return False
+            self._storing[name] = kept.n_bytes
+            self._write(disk, kept, envelope, self._used_unix_ns)
+        return True
+
+    def store_new(self, envelope: Envelope, seconds: float) -> bool:
+        """The same for a prefix that is not kept yet; host memory does not keep it."""
+        kept: Kept[S] = Kept(envelope.header, envelope)
+        self._entries.add(kept)
+        is_stored = self.store(kept, seconds)
+        if not kept.name:
+            kept.envelope = None
+            self._entries.remove(kept)
+        return is_stored
+
+    def stored(self) -> tuple[int, int]:
+        """(states, bytes) that `store` wrote and that are known to be on disk."""
+        return len(self._stored), sum(self._stored.values())
+
+    def _write(self, disk: Disk, kept: Kept[S], envelope: Envelope, used_unix_ns: int | None = None) -> None:
+        """Have a state written that the disk has room for."""
+        self._evict(self.space.losers(kept.n_bytes) or [])
+        kept.name = name_of(kept.header)
+        self._by_name[kept.name] = kept
+        self.space.hold(kept, kept.n_bytes)
+        disk.write(envelope, used_unix_ns=used_unix_ns)
+
+    def _evict(self, losers: list[Kept[S]]) -> None:
+        for kept in losers:
+            self.evictions += 1
+            self.remove(kept)
