@@ -16,8 +16,8 @@ from inferflux.common.llama.native import llama
 from inferflux.worker.engine.kv.prefix_sharing import Sharing
 from inferflux.worker.engine.llama.context import Context
 from inferflux.worker.engine.llama.native import Backend
+from inferflux.worker.engine.llama.pinned_state import StateBytes
 from inferflux.worker.engine.llama.sharing_trial import find_sharing
-from inferflux.worker.engine.llama.state import StateBytes
 from inferflux.worker.engine.llama.trial import Deviation, deviation, trial_tokens
 
 pytestmark = pytest.mark.long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inferflux.worker.engine.llama.load_log import LoadLog
+from inferflux.worker.engine.llama.pinned_load_log import LoadLog
 
 MIB = 1 << 20
 _SPLIT = """load_tensors: layer   0 assigned to device RPC0, is_swa = 0

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from inferflux.worker.engine.llama.prefill_context import n_due
-from inferflux.worker.engine.llama.state import (
+from inferflux.worker.engine.llama.pinned_state import (
     StateBytes,
     UnknownLayout,
     by_cell,
     by_dimension,
     first_positions,
 )
+from inferflux.worker.engine.llama.prefill_context import n_due
 
 
 def state(*, cells: int, layers: int, dimensions: int, is_transposed: bool) -> bytes:

@@ -25,8 +25,8 @@ from inferflux.worker.files.fit import whole_cells
 from inferflux.worker.files.kv_types import USUAL, KvTypes
 
 from .batch import Batch
-from .load_log import LoadLog
-from .state import CELL_HEADER_BYTES, StateBytes
+from .pinned_load_log import LoadLog
+from .pinned_state import CELL_HEADER_BYTES, StateBytes
 
 _FLASH_ATTENTION = {True: 1, False: 0, None: -1}
 # llama.cpp rotates what it quantizes for a cache, unless this variable says 1.

@@ -31,9 +31,9 @@ from inferflux.worker.files.mmproj_file import read_projection
 
 from .context import Context, ContextError
 from .devices import find_devices
-from .load_log import LoadLog
-from .placement import Placement, PlacementError
+from .pinned_load_log import LoadLog
 from .rpc_servers import RpcServerError, add_servers
+from .tensor_placement import Placement, PlacementError
 
 # Addresses that threads and allocators reserve beyond the memory they use.
 _RESERVED_BYTES = 2 << 30

@@ -30,9 +30,9 @@ from .deterministic import DeterministicContext
 from .draft_model import DraftModel, DraftModelError
 from .loading import Loaded, LoadError
 from .other_contexts import deterministic_context, prefill_context
+from .pinned_state import StateBytes, UnknownLayout, first_positions
 from .sharing_trial import can_cut_states, find_sharing
 from .speed import compact, decode_timings, prefill_timings, row_times, single_thread_tokens, time_cell
-from .state import StateBytes, UnknownLayout, first_positions
 from .trial import trial_tokens
 from .trials import Timing, Trials, known_trials
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from inferflux.worker.engine.plan.planner import ScheduledTokens
 
 from .context import Context, DecodeError, IsInterrupted
-from .state import UnknownLayout, by_cell, by_dimension, first_positions
+from .pinned_state import UnknownLayout, by_cell, by_dimension, first_positions
 from .trial import TRIAL_ROWS, deviation
 
 # Tokens copied after a step, at most: a few milliseconds' worth of a small model.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
 
 from .context import Context, DecodeError
-from .state import UnknownLayout, first_positions
+from .pinned_state import UnknownLayout, first_positions
 from .trial import TRIAL_ROWS, Deviation, deviation
 
 _NO_CELLS = "the model keeps a state, not a cell for each token: sequences are shared as a whole"

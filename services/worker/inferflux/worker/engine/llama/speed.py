@@ -11,7 +11,7 @@ import numpy as np
 from inferflux.worker.engine.kv.compaction import MoveCost
 
 from .context import Context, DecodeError
-from .state import StateBytes
+from .pinned_state import StateBytes
 from .trials import Timing
 
 _CALIBRATION_PROMPTS = (16, 64, 16, 64)

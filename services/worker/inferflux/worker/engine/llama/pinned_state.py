@@ -5,7 +5,9 @@ each cell those of all dimensions. llama.cpp refuses to read the one where it ex
 hold the same numbers and take the same bytes.
 
 The layout is that of `llama_kv_cache::state_write` in llama.cpp's src/llama-kv-cache.cpp, after the magic
-number and the sequence id that `llama_state_seq_get_data` puts before it. All numbers are little-endian:
+number and the sequence id that `llama_state_seq_get_data` puts before it. It is no part of llama.cpp's API:
+the module is pinned to the llama.cpp of llama-cpp-python 0.3.36, and another layout is refused when it is
+read. All numbers are little-endian:
 
     u32 streams (1), u32 cells
     per cell: i32 position, u32 sequence ids (1), i32 sequence id

@@ -9,8 +9,8 @@ import pytest
 from inferflux.common.llama.native import llama
 from inferflux.v1 import device_pb2, engine_pb2
 from inferflux.worker.engine.llama.devices import FoundDevice
-from inferflux.worker.engine.llama.load_log import LoadLog
-from inferflux.worker.engine.llama.placement import Placement, PlacementError
+from inferflux.worker.engine.llama.pinned_load_log import LoadLog
+from inferflux.worker.engine.llama.tensor_placement import Placement, PlacementError
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from inferflux.common.llama.native import llama
 from inferflux.v1 import device_pb2, engine_pb2
 
 from .devices import FoundDevice
-from .load_log import LoadLog
+from .pinned_load_log import LoadLog
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"

@@ -1,6 +1,7 @@
 """Reading of llama.cpp's log of a model that it loads: the devices of layers, and the buffers it made (pure).
 
-llama.cpp tells these nowhere else. The lines are those of its load_tensors, llama_kv_cache, sched_reserve and
+llama.cpp tells these nowhere else, so the module is pinned to the log text of the llama.cpp of
+llama-cpp-python 0.3.36. The lines are those of its load_tensors, llama_kv_cache, sched_reserve and
 resolve_fused_ops.
 """
 
