@@ -42,7 +42,8 @@ from inferflux.worker.host.intake import Intake
 from inferflux.worker.metrics import WorkerMetrics
 from inferflux.worker.model.emit import Emitter
 from inferflux.worker.model.events import WorkerEvents
-from inferflux.worker.model.model_host import ModelHost, ModelOptions, Shared
+from inferflux.worker.model.model_host import ModelHost
+from inferflux.worker.model.model_options import ModelOptions, Shared
 from inferflux.worker.model.spans import WorkerSpans
 from inferflux.worker.model.worker_state import WorkerState
 

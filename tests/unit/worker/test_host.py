@@ -80,7 +80,7 @@ async def test_a_model_that_is_made_known_again_stays_pinned_the_default_and_siz
     async def probed(_path: Path, **_options: object) -> ModelFile:
         return FILE
 
-    monkeypatch.setattr("inferflux.worker.host.host.probe_model_file", probed)
+    monkeypatch.setattr("inferflux.worker.host.registration.probe_model_file", probed)
     models = host(Offers())
     first = Wish("a", aliases=("x",), is_pinned=True, is_default=True, context_length=512)
     await models.know(first, FILE)

@@ -9,30 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
-from pathlib import Path
 
-from inferflux.common.contract.checks import check_model_name
 from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument
-from inferflux.common.contract.messages.hosts import MAX_ALIASES
 from inferflux.common.contract.models import load_retries
 from inferflux.common.contract.models.model_roles import embeds
-from inferflux.common.contract.models.model_sources import model_name_of
-from inferflux.common.contract.requests import adapters
 from inferflux.common.process import logs
 from inferflux.common.process.tasks import Background
 from inferflux.v1 import host_pb2, model_pb2
-from inferflux.worker.files.adapter_file import AdapterFileError, probe_adapter_file
 from inferflux.worker.files.fit import PHYSICAL_BATCH
-from inferflux.worker.files.mmproj_file import Projection, probe_projection
-from inferflux.worker.files.model_file import ModelFile, ModelFileError, probe_model_file
-from inferflux.worker.model.model_host import ModelOptions
+from inferflux.worker.files.model_file import ModelFile
+from inferflux.worker.model.model_options import ModelOptions
 from inferflux.worker.model.residents import ResidentTable
 from inferflux.worker.processes.engine_host import EngineLoadError
 
-from .catalog import AdapterWish, Catalog, Known, Wish
+from .catalog import Catalog, Known, Wish
+from .host_adapters import HostAdapters
 from .model_setup import engine_config, first_card, learnt, model_needs, with_trials
 from .model_worker import ModelWorker, Process
+from .registration import probed
 
 _REGISTERED, _LOADING = model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_LOADING
 # From the last change of a model until an engine process is started ahead.
@@ -52,6 +46,7 @@ class Host:
 
     Attributes:
         catalog: every model that it knows.
+        adapters: of these models.
     """
 
     def __init__(
@@ -69,6 +64,7 @@ class Host:
         self._on_loaded = on_loaded
         self._on_gone = on_gone
         self._workers: dict[str, ModelWorker] = {}
+        self.adapters = HostAdapters(catalog, self._workers, on_change)
         self._serving: dict[str, asyncio.Task[None]] = {}
         # Of models that are gone: what they have finished lately, while its chunks may be needed.
         self._gone: list[ResidentTable] = []
@@ -78,6 +74,11 @@ class Host:
         self._preparing: asyncio.TimerHandle | None = None
 
     # What it has
+
+    @property
+    def _most_whole(self) -> int:
+        """Most cells of an image that one step computes together."""
+        return min(self._process.settings.batch_tokens, PHYSICAL_BATCH)
 
     @property
     def workers(self) -> Iterable[ModelWorker]:
@@ -125,7 +126,7 @@ class Host:
         card = first_card(settings, whole, file, needs)
         known = self.catalog.add(Known(wish, file, needs, card, since_unix_ms=_now_ms()))
         for adapter in wish.adapters:
-            await self._take_adapter(known, adapter)
+            await self.adapters.take(known, adapter)
         await self._offer(known)
         self.look_ahead()
         await self._on_change()
@@ -138,50 +139,10 @@ class Host:
             InvalidArgument: `path`, `name`, `aliases` or `mmproj_path` cannot be used; says why.
             AlreadyExists, ResourceExhausted, Aborted, Unavailable, DeadlineExceeded: as `know`.
         """
-        path = Path(wanted.path)
-        if not path.is_absolute():
-            raise InvalidArgument("the path of a model file must be absolute", field="path")
-        mmproj = Path(wanted.mmproj_path)
-        if wanted.mmproj_path and not mmproj.is_absolute():
-            raise InvalidArgument("the path of a projector must be absolute", field="mmproj_path")
-        wish = Wish(
-            name=wanted.name or model_name_of(path.name),
-            aliases=tuple(wanted.aliases),
-            is_pinned=wanted.is_pinned,
-            role=wanted.role,
-            is_deterministic=wanted.deterministic if wanted.HasField("deterministic") else None,
-        )
-        check_model_name(wish.name, field="name")
-        if len(wish.aliases) > MAX_ALIASES:
-            raise InvalidArgument(f"a model has at most {MAX_ALIASES} aliases", field="aliases")
-        for alias in wish.aliases:
-            check_model_name(alias, field="aliases")
-        chat_template = Path(wanted.chat_template_path)
-        if wanted.chat_template_path and not chat_template.is_absolute():
-            message = "the path of a chat template must be absolute"
-            raise InvalidArgument(message, field="chat_template_path")
-        try:
-            file = await probe_model_file(
-                path, chat_template=chat_template if wanted.chat_template_path else None
-            )
-        except ModelFileError as error:
-            is_template = str(error).startswith(f"{chat_template}: ")
-            field = "chat_template_path" if wanted.chat_template_path and is_template else "path"
-            raise InvalidArgument(str(error), field=field, reason="BAD_MODEL_FILE") from None
-        if wanted.mmproj_path:
-            wish = replace(wish, mmproj=await self.probed_projection(mmproj, file, field="mmproj_path"))
+        wish, file = await probed(wanted, most_whole=self._most_whole)
         known = await self.know(wish, file)
-        log.info("a model is known", model=known.name, path=str(path), needs_bytes=known.needs.total)
+        log.info("a model is known", model=known.name, path=wanted.path, needs_bytes=known.needs.total)
         return known
-
-    async def probed_projection(self, path: Path, file: ModelFile, *, field: str) -> Projection:
-        """A projector that was tried with a model, in a process of its own.
-
-        Raises:
-            InvalidArgument: it cannot be used, or not with this model; names `field`.
-        """
-        most_whole = min(self._process.settings.batch_tokens, PHYSICAL_BATCH)
-        return await probe_projection(path, file.path, most_whole=most_whole, field=field)
 
     async def forget(self, name: str, *, unloads: bool = False) -> Known:
         """A model is not known any more; its file stays.
@@ -198,60 +159,6 @@ class Host:
         known = self.catalog.forget(name)
         log.info("a model is forgotten", model=name)
         self.look_ahead()
-        await self._on_change()
-        return known
-
-    async def add_adapter(self, wanted: host_pb2.RegisterAdapterFile) -> Known:
-        """Make a file an adapter of a model, in place of one of the same name.
-
-        Raises:
-            NotFound: the model is not known.
-            InvalidArgument: `path`, `name` or `scale` cannot be used; says why.
-            ResourceExhausted: the model has as many adapters as it may.
-        """
-        path = Path(wanted.path)
-        if not path.is_absolute():
-            raise InvalidArgument("the path of an adapter's file must be absolute", field="path")
-        adapters.check_name(wanted.name, "adapter")
-        adapters.check_scale(wanted.scale, "scale")
-        known = self.catalog.get(wanted.model)
-        await self._take_adapter(known, AdapterWish(wanted.name, path, wanted.scale))
-        log.info("an adapter is known", model=known.name, adapter=wanted.name, path=str(path))
-        await self._on_change()
-        return known
-
-    async def _take_adapter(self, known: Known, wish: AdapterWish) -> None:
-        if known.card.role != model_pb2.MODEL_ROLE_GENERATION:
-            raise InvalidArgument(f"the model {known.name!r} does not generate", field="model")
-        try:
-            adapter = await probe_adapter_file(wish.name, wish.path, wish.scale, known.file.path)
-        except AdapterFileError as error:
-            raise InvalidArgument(str(error), field="path", reason="BAD_ADAPTER_FILE") from None
-        self.catalog.check_room_for(known, adapter)
-        worker = self._workers.get(known.name)
-        # Requests may choose it as soon as it is known: it has to be loaded before.
-        if worker is not None and (why := await worker.model.add_adapter(adapter)):
-            worker.model.remove_adapter(adapter)
-            raise InvalidArgument(why, field="path", reason="BAD_ADAPTER_FILE")
-        former = known.take_adapter(adapter)
-        if worker is not None:
-            if former is not None and former.digest != adapter.digest:
-                worker.model.remove_adapter(former)
-            await worker.beat()
-
-    async def remove_adapter(self, model: str, name: str) -> Known:
-        """Requests may not choose this adapter any more; those that have begun with it end with it.
-
-        Raises:
-            NotFound: the model is not known, or has no such adapter.
-        """
-        known = self.catalog.get(model)
-        adapter = known.drop_adapter(name)
-        worker = self._workers.get(model)
-        if worker is not None:
-            worker.model.remove_adapter(adapter)
-            await worker.beat()
-        log.info("an adapter is forgotten", model=model, adapter=name)
         await self._on_change()
         return known
 

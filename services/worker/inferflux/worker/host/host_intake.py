@@ -116,8 +116,8 @@ class HostIntake:
             case "forget":
                 return await self._host.forget(command.forget.name, unloads=True)
             case "register_adapter":
-                return await self._host.add_adapter(command.register_adapter)
+                return await self._host.adapters.add(command.register_adapter)
             case "forget_adapter":
                 forget = command.forget_adapter
-                return await self._host.remove_adapter(forget.model, forget.name)
+                return await self._host.adapters.remove(forget.model, forget.name)
         raise InvalidArgument("the command is of an unknown kind", field="command")

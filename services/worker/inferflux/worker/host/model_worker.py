@@ -1,4 +1,4 @@
-"""A loaded model's place on the bus: to the scheduler, a worker of its own."""
+"""A loaded model as the scheduler sees it: a worker of its own on the bus, around one `ModelHost`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from inferflux.worker.files.model_file import ModelFile
 from inferflux.worker.metrics import ModelMetrics, WorkerMetrics
 from inferflux.worker.model.emit import Emitter
 from inferflux.worker.model.events import WorkerEvents
-from inferflux.worker.model.model_host import MakeEngine, ModelHost, ModelOptions, Shared
+from inferflux.worker.model.model_host import ModelHost
+from inferflux.worker.model.model_options import MakeEngine, ModelOptions, Shared
 from inferflux.worker.model.prefix_reports import NoReports, PrefixReports
 from inferflux.worker.model.spans import WorkerSpans
 from inferflux.worker.model.worker_state import WorkerState
-from inferflux.worker.null.core import Rates
-from inferflux.worker.null.engine import NullEngine
+from inferflux.worker.null import core, engine
 from inferflux.worker.processes.engine_host import EngineLoadError
 from inferflux.worker.processes.engine_process import SpareEngine
 from inferflux.worker.settings import WorkerSettings
@@ -185,9 +185,9 @@ class ModelWorker:
 
 def _null_engine(settings: WorkerSettings, file: ModelFile, options: ModelOptions) -> MakeEngine:
     return partial(
-        NullEngine,
+        engine.NullEngine,
         options.engine,
-        Rates(settings.null_step_s, settings.null_prefill_tokens_per_s),
+        core.Rates(settings.null_step_s, settings.null_prefill_tokens_per_s),
         kv_cells=options.kv_cells,
         vocabulary_size=file.facts.vocabulary_size,
         context_length=file.context_length,

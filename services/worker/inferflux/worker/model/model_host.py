@@ -1,126 +1,39 @@
-"""One model on a worker, with all that belongs to it and to no other model of that worker."""
+"""A model that an engine process has: its requests, limits, rates and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol
 
-from inferflux.common.contract.errors import InferFluxError, Unavailable
+from inferflux.common.contract.errors import Unavailable
 from inferflux.common.contract.models.model_roles import embeds
-from inferflux.common.contract.requests.images import id_of, unpacked
-from inferflux.common.contract.requests.sounds import is_sound, unpacked_sound
+from inferflux.common.contract.requests.images import id_of
 from inferflux.common.prefixes.sharing import sharing_name
 from inferflux.common.process import logs
 from inferflux.common.process.machine.cpu_time import cpu_s
 from inferflux.common.process.tasks import Background, is_set_within, until_next
-from inferflux.v1 import device_pb2, engine_pb2, model_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.files.adapter_file import AdapterFile
 from inferflux.worker.files.model_file import ModelFile
 from inferflux.worker.metrics import ModelMetrics
-from inferflux.worker.processes.engine_host import DeathHandler, EngineHost, ReportHandler, StartEngine
-from inferflux.worker.processes.engine_process import EngineProcess
+from inferflux.worker.processes.engine_host import DeathHandler, EngineHost, ReportHandler
 
 from . import engine_log, request_log
 from .cache_clearing import CacheClearing
-from .emit import Emitter
-from .events import WorkerEvents
+from .image_reads import ImageReads
 from .model_adapters import ModelAdapters
+from .model_card import learn_card, new_card
+from .model_options import CacheCounts, CacheReports, EngineLink, MakeEngine, ModelOptions, Shared
 from .rates import Rates
 from .residents import Limits, Refused, Resident, ResidentTable, request_key
-from .spans import WorkerSpans
 from .watchdog import Watchdog
 
 _WATCH_INTERVAL_S = 0.5
 # How long the step may take that the engine makes when it is told to flush.
 _FLUSH_STEP_S = 1.0
-_IMAGES_AT_ONCE = 4
 _OF_EVERY_STEP = {engine_pb2.StepReport.DESCRIPTOR.fields_by_name[name] for name in ("emissions", "stats")}
 
 log = logs.get("worker.model_host")
-
-
-class EngineLink(Protocol):
-    """Interface of an engine process to its model; `EngineHost` has it."""
-
-    @property
-    def pid(self) -> int | None: ...
-    def send(self, command: engine_pb2.EngineCommand) -> None: ...
-    def kill(self, why: str) -> None: ...
-    async def run(self) -> None: ...
-    async def stop(self) -> None: ...
-
-
-class CacheReports(Protocol):
-    """Receiver of what the engine has cached; `PrefixReports` is one."""
-
-    def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None: ...
-    def clear(self) -> None: ...
-    async def rewrite(self) -> None: ...
-
-
-ReadImage = Callable[[str], Awaitable[bytes]]
-MakeEngine = Callable[[ReportHandler, DeathHandler], EngineLink]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """How a model is served.
-
-    Attributes:
-        name: what clients call it.
-        engine: sent to every engine process of this model.
-        load_limit_s: an engine that has not loaded the model by then is killed.
-        stuck_s: an engine with running requests that makes no step for this long is killed; 0: never.
-        adapters: that are loaded with the model.
-        kv_cells: that it was counted with where `engine` leaves them open.
-    """
-
-    name: str
-    engine: engine_pb2.EngineConfig
-    load_limit_s: float
-    stuck_s: float
-    adapters: tuple[AdapterFile, ...] = ()
-    kv_cells: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Parts that the models of a worker have in common.
-
-    Attributes:
-        on_change: awaited when a model becomes ready, or is ready no more.
-        read_image: gives the object of this name from the bucket of images; raises InferFluxErrors.
-        start_engine: see `EngineHost`.
-    """
-
-    emitter: Emitter
-    events: WorkerEvents
-    spans: WorkerSpans
-    on_change: Callable[[], Awaitable[None]]
-    read_image: ReadImage | None = None
-    start_engine: StartEngine = EngineProcess.start
-
-
-@dataclass(slots=True)
-class CacheCounts:
-    """Prompts looked up, those of which a prefix was cached, its tokens, and prefixes that tiers had."""
-
-    queries: int = 0
-    hits: int = 0
-    matched_tokens: int = 0
-    host_hits: int = 0
-    disk_hits: int = 0
-
-    def add(self, stats: engine_pb2.StepStats) -> None:
-        """Add those of one report."""
-        self.queries += stats.prefix_queries
-        self.hits += stats.prefix_hits
-        self.matched_tokens += stats.prefix_matched_tokens
-        self.host_hits += stats.host.hits
-        self.disk_hits += stats.disk.hits
 
 
 class ModelHost:
@@ -152,21 +65,7 @@ class ModelHost:
         self._metrics = metrics
         self._shared = shared
         self._cache_reports = cache_reports
-        self.card = model_pb2.ModelCard(
-            name=options.name,
-            digest=file.digest,
-            architecture=file.architecture,
-            size_bytes=file.size_bytes,
-            quantization=file.facts.quantization,
-            is_moe=file.facts.is_moe,
-            n_experts=file.facts.n_experts,
-            n_active_experts=file.facts.n_active_experts,
-            trained_context_length=file.context_length,
-            token_embedding_length=file.facts.embedding,
-            role=options.engine.role,
-            can_call_tools=file.facts.can_call_tools,
-            has_generic_tools=file.facts.has_generic_tools,
-        )
+        self.card = new_card(options.name, options.engine.role, file)
         self.adapters = ModelAdapters(self.card, options.engine, metrics)
         for adapter in options.adapters:
             self.adapters.take(adapter)
@@ -185,9 +84,7 @@ class ModelHost:
         self._clearing = CacheClearing(self._engine.send)
         self._has_news = asyncio.Event()
         self._flushed = asyncio.Event()
-        # Images on their way to the engine: a few at a time, since each may have megabytes.
-        self._reading = Background()
-        self._places = asyncio.Semaphore(_IMAGES_AT_ONCE)
+        self._images = ImageReads(options.name, shared.read_image, self._engine.send)
 
     def _engine_process(self, on_report: ReportHandler, on_death: DeathHandler) -> EngineLink:
         return EngineHost(
@@ -256,7 +153,7 @@ class ModelHost:
     async def stop(self) -> None:
         """End the engine; its resident requests are gone."""
         await self._engine.stop()
-        await self._reading.close()
+        await self._images.close()
 
     def take_up(self, item: worker_pb2.BatchItem) -> None:
         """Make a request resident, and have it run.
@@ -414,7 +311,7 @@ class ModelHost:
                 request_log.finished(resident, ended)
                 await self._shared.events.finished(ended, resident)
         for name in step.wanted_images:
-            self._reading.start(self._give_image(name))
+            self._images.begin(name)
         self._cache_reports.take_in(step.cached)
         for cleared in step.cleared:
             self._clearing.on_cleared(cleared)
@@ -437,22 +334,11 @@ class ModelHost:
         if ready.HasField("trials"):
             # For the engine after this one.
             self._options.engine.trials.CopyFrom(ready.trials)
-        self.card.takes_images, self.card.takes_audio = ready.takes_images, ready.takes_audio
-        self.card.projector = self._options.engine.mmproj_digest
+        learn_card(self.card, ready, projector=self._options.engine.mmproj_digest)
         self.kv_bytes = ready.kv_bytes
-        self.card.context_length = ready.context_length
-        self.card.vocabulary_size = ready.vocabulary_size
-        self.card.parameters = ready.parameters
-        self.card.has_chat_template = ready.has_chat_template
         self.device_context = ready.device_context
         self._metrics.runs_on(ready.device_context)
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)
-        self.card.can_constrain = not ready.constraint_error
-        self.card.can_speculate = not ready.speculation_error
-        del self.card.paths[:]
-        self.card.paths.extend(ready.paths)
-        if self.card.role == model_pb2.MODEL_ROLE_EMBEDDING:
-            self.card.embedding_length = ready.embedding_length
         self.adapters.on_loaded(ready.adapters)
         self.why_not_ready = ""
         self.prefix_sharing, self.prefix_sharing_reason = ready.prefix_sharing, ready.prefix_sharing_reason
@@ -467,24 +353,6 @@ class ModelHost:
         )
         self._is_first_engine = False
         await self._shared.on_change()
-
-    async def _give_image(self, name: str) -> None:
-        """Read an image that the engine asked for; it learns why where that cannot be done."""
-        image = engine_pb2.EngineImage(object=name)
-        try:
-            if self._shared.read_image is None:
-                raise Unavailable("there is no bucket of images", reason="IMAGE_UNAVAILABLE")
-            async with self._places:
-                data = await self._shared.read_image(name)
-            if is_sound(data):
-                image.pcm = unpacked_sound(data).pcm
-            else:
-                pixels = unpacked(data)
-                image.width, image.height, image.rgb = pixels.width, pixels.height, pixels.rgb
-        except InferFluxError as error:
-            log.warning("an image cannot be read", model=self.name, object=name, reason=error.reason)
-            image.error = error.message
-        self._engine.send(engine_pb2.EngineCommand(image=image))
 
     async def on_engine_death(self, why: str, killer: str = "") -> None:
         """Tell the scheduler which requests are gone with the engine.
