@@ -74,6 +74,8 @@ class SilentBackend:
     batch_tokens = 2048
     prefill_cells = 0
     long_step_tokens = 0
+    long_mixed_tokens = 0
+    adapter_switches = 0
     shortest_suffix = 0
     cells = 1 << 30
     sequences = 256
