@@ -62,6 +62,20 @@ PINNED = {
         "https://github.com/Kludex/uvicorn/issues/157",
         ("tests/integration/gateway/test_http_connections.py",),
     ),
+    "pinned_state": Pinned(
+        "llama-cpp-python",
+        "0.3.36",
+        "the state of a sequence without flash attention cannot be read with it, and none of it alone",
+        "https://github.com/ggml-org/llama.cpp/pull/5021",
+        ("tests/unit/worker/test_state.py", "tests/integration/worker/test_self_checks.py"),
+    ),
+    "pinned_load_log": Pinned(
+        "llama-cpp-python",
+        "0.3.36",
+        "no call says on which device a layer is, nor how large the buffers there are",
+        "https://github.com/ggml-org/llama.cpp/pull/14358",
+        ("tests/unit/worker/test_load_log.py", "tests/integration/worker/test_devices.py"),
+    ),
 }
 
 
