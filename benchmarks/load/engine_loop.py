@@ -68,7 +68,7 @@ class EngineLoop:
             RuntimeError: a request failed.
         """
         while not until():
-            for sequence in self.engine._sequences.values():  # noqa: SLF001
+            for sequence in self.engine.residents.values():
                 if not sequence.is_running and sequence.key in self._slots:
                     self._resume(sequence.key)
             self.engine.step()
@@ -97,7 +97,7 @@ class EngineLoop:
 
     def evict(self, name: str) -> None:
         """Take a request's cells, as for one that is more urgent."""
-        self.engine._evict(self.engine._sequences[_key(name)])  # noqa: SLF001
+        self.engine._planning.evict(self.engine.residents[_key(name)])  # noqa: SLF001
 
     def park(self, name: str) -> None:
         """Take a request's slot, as for one that waited. Its cells stay."""
