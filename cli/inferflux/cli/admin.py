@@ -29,7 +29,7 @@ from .operate.role_admin import roles
 from .operate.usage_admin import usage
 from .reach.client import Client
 from .reach.command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
-from .show.tables import fairness_view
+from .show.status_tables import fairness_view
 
 admin = typer.Typer(
     help="Change fairness, drain workers, clear caches, manage keys and access, and read the audit trail.",

@@ -37,7 +37,8 @@ from .reach.command import (
     with_client,
 )
 from .reach.flag_groups import with_flag_groups
-from .show.tables import cache_view, status_view
+from .show.cache_tables import cache_view
+from .show.status_tables import status_view
 from .up_flags import UpCommand, UpFlags
 
 _WATCH_INTERVAL_S = 1.0

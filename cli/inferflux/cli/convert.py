@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from .reach.command import make_console
 from .reach.errors import CommandError
 from .show.bars import bar
-from .show.tables import bytes_words
+from .show.rows import bytes_words
 
 OutTypeName = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 """Values of `inferflux.convert.out_types.OutType`, which may not be installed."""

@@ -24,7 +24,7 @@ from .model_files.named import SMOLLM2
 from .reach.client import Client
 from .reach.errors import CommandError
 from .reach.state_dir import StateDir, home_path
-from .show.tables import paths_without
+from .show.model_tables import paths_without
 from .stack import Stack
 from .stack.follow import LogTail
 from .stack.ignored import ignored_variables

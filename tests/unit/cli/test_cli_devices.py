@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from inferflux.cli.ask.devices import devices_view, plan_view
-from inferflux.cli.show.tables import status_view
+from inferflux.cli.show.status_tables import status_view
 from inferflux.v1 import cluster_pb2, device_pb2, model_pb2, scheduler_pb2
 
 GIB = 1 << 30

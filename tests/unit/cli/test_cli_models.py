@@ -7,7 +7,7 @@ from rich.console import Console
 
 from inferflux.cli.ask.models import _is_loaded, _is_unloaded
 from inferflux.cli.reach.errors import CommandError
-from inferflux.cli.show.tables import abilities, model_view, models_table
+from inferflux.cli.show.model_tables import abilities, model_view, models_table
 from inferflux.v1 import model_pb2
 
 CARD = model_pb2.ModelCard(

@@ -8,8 +8,10 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from inferflux.cli.reach.client import joined_status
-from inferflux.cli.show.tables import cache_view, fairness_view, models_table, status_view
+from inferflux.cli.reach.statuses import joined_status
+from inferflux.cli.show.cache_tables import cache_view
+from inferflux.cli.show.model_tables import models_table
+from inferflux.cli.show.status_tables import fairness_view, status_view
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
 CARD = model_pb2.ModelCard(

@@ -23,7 +23,7 @@ from inferflux.cli.reach.command import (
     with_client,
 )
 from inferflux.cli.reach.errors import CommandError
-from inferflux.cli.show.tables import bytes_words, make_table
+from inferflux.cli.show.rows import bytes_words, make_table
 from inferflux.v1 import cluster_pb2, device_pb2, scheduler_pb2
 
 _PLAN = "inferflux.worker.files.plan"

@@ -21,7 +21,7 @@ from inferflux.cli.reach.command import (
     with_client,
 )
 from inferflux.cli.reach.errors import CommandError
-from inferflux.cli.show.tables import make_table
+from inferflux.cli.show.rows import make_table
 from inferflux.v1 import embedding_pb2, model_pb2
 
 Model = Annotated[str, typer.Option("--model", "-m", help="Else the first one that can.")]

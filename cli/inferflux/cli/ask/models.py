@@ -26,7 +26,7 @@ from inferflux.cli.reach.command import (
     with_client,
 )
 from inferflux.cli.reach.errors import CommandError
-from inferflux.cli.show.tables import model_view, models_table
+from inferflux.cli.show.model_tables import model_view, models_table
 from inferflux.common.contract.models.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
 

@@ -17,7 +17,7 @@ from inferflux.cli.reach.command import (
     with_client,
 )
 from inferflux.cli.reach.errors import CommandError
-from inferflux.cli.show.tables import cleared_view
+from inferflux.cli.show.cache_tables import cleared_view
 from inferflux.v1 import admin_pb2
 
 cache = typer.Typer(help="What is kept of earlier requests for later ones.", no_args_is_help=True)

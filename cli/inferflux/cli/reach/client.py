@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -37,6 +36,7 @@ from inferflux.v1 import (
 )
 
 from .errors import CommandError
+from .statuses import joined_status, merged_status
 from .target import Target
 
 _Reply = TypeVar("_Reply")
@@ -48,8 +48,6 @@ _CAN_RESUME = (
     "the rest of the answer is not computed: ask again. With --resume-window 30 a stream goes on, at a "
     "gateway that is back, or at another one that is named"
 )
-# What a gateway calls itself in its status.
-_GATEWAY = "gateway"
 # A file is read and tried before it is loaded.
 _LOAD_LIMIT_S = 90.0
 # Of many texts, the last ones wait for the others.
@@ -208,19 +206,13 @@ class Client:
         reply = await self._call(lambda to: to.models.RemoveAdapter, request)
         return reply.model
 
-    async def pull(self, request: model_pb2.PullRequest) -> AsyncGenerator[model_pb2.StoreJob, None]:
+    def pull(self, request: model_pb2.PullRequest) -> AsyncGenerator[model_pb2.StoreJob, None]:
         """Have a model pulled, and follow it. Closing the generator early does not end the pull."""
-        async with aclosing(self._follow(lambda to: to.models.Pull, request)) as responses:
-            async for response in responses:
-                yield response.job
+        return self._follow(lambda to: to.models.Pull, request, "job")
 
-    async def verify_model(
-        self, request: model_pb2.VerifyModelRequest
-    ) -> AsyncGenerator[model_pb2.StoreJob, None]:
+    def verify_model(self, request: model_pb2.VerifyModelRequest) -> AsyncGenerator[model_pb2.StoreJob, None]:
         """Have models of a store read again, and follow it."""
-        async with aclosing(self._follow(lambda to: to.models.VerifyModel, request)) as responses:
-            async for response in responses:
-                yield response.job
+        return self._follow(lambda to: to.models.VerifyModel, request, "job")
 
     async def remove_model(self, request: model_pb2.RemoveModelRequest) -> model_pb2.StoreJob:
         """Delete a model of a store."""
@@ -281,14 +273,12 @@ class Client:
         reply = await self._call(lambda to: to.admin.SetFairness, admin_pb2.SetFairnessRequest(change=change))
         return reply.fairness
 
-    async def drain(
+    def drain(
         self, worker_id: str, *, hand_over_after_ms: int | None = None
     ) -> AsyncGenerator[scheduler_pb2.DrainProgress, None]:
         """Have a worker take nothing new, and follow it. Closing the generator early does not undo it."""
         request = admin_pb2.DrainWorkerRequest(worker_id=worker_id, hand_over_after_ms=hand_over_after_ms)
-        async with aclosing(self._follow(lambda to: to.admin.DrainWorker, request)) as responses:
-            async for response in responses:
-                yield response.progress
+        return self._follow(lambda to: to.admin.DrainWorker, request, "progress")
 
     async def undrain(self, worker_id: str) -> scheduler_pb2.DrainProgress:
         """Have a worker take requests again."""
@@ -338,17 +328,17 @@ class Client:
         raise AssertionError("the last try raises")
 
     async def _follow(
-        self, method: Callable[[_Gateway], Callable[..., Any]], request: Message
+        self, method: Callable[[_Gateway], Callable[..., Any]], request: Message, field: str
     ) -> AsyncGenerator[Any, None]:
-        """The responses of a call that streams them, of the gateway that answers. Where its connection is
-        lost, of the next one: the call only follows what goes on without it.
+        """A field of each response of a call that streams them, of the gateway that answers. Where its
+        connection is lost, of the next one: the call only follows what goes on without it.
         """
         for is_last in self._tries():
             gateway = self._gateways.current
             call = method(gateway)(request, metadata=self._metadata())
             try:
                 async for response in call:
-                    yield response
+                    yield getattr(response, field)
                 return
             except grpc.aio.AioRpcError as error:
                 self._leave(gateway, error, is_last=is_last, may_repeat=True)
@@ -407,39 +397,3 @@ class Client:
 
     def _metadata(self, request_id: str = "") -> tuple[tuple[str, str], ...]:
         return grpc_client.outgoing(api_key=self._api_key, request_id=request_id)
-
-
-def merged_status(
-    answers: Sequence[cluster_pb2.GetStatusResponse | InferFluxError],
-) -> cluster_pb2.GetStatusResponse:
-    """Merge the answers of several gateways: the rows of all, and the rest from the first that answered."""
-    merged = cluster_pb2.GetStatusResponse()
-    merged.CopyFrom(next(answer for answer in answers if isinstance(answer, cluster_pb2.GetStatusResponse)))
-    others = [service for service in merged.services if service.name != _GATEWAY]
-    rows: list[cluster_pb2.ServiceStatus] = []
-    for answer in answers:
-        if isinstance(answer, InferFluxError):
-            rows.append(cluster_pb2.ServiceStatus(name=_GATEWAY, detail=answer.message))
-        else:
-            rows += [service for service in answer.services if service.name == _GATEWAY]
-    del merged.services[:]
-    merged.services.extend([*rows, *others])
-    return merged
-
-
-def joined_status(pages: Sequence[cluster_pb2.GetStatusResponse]) -> cluster_pb2.GetStatusResponse:
-    """The workers and hosts of all pages; the rest as the last page has it. Where the scheduler did not
-    answer for one page, the whole has no scheduler: some workers would be missing."""
-    whole = cluster_pb2.GetStatusResponse()
-    whole.CopyFrom(pages[-1])
-    if len(pages) == 1:
-        return whole
-    del whole.hosts[:], whole.scheduler.workers[:]
-    for page in pages:
-        whole.hosts.extend(page.hosts)
-        whole.scheduler.workers.extend(page.scheduler.workers)
-        # Of a partition that did not answer, this page has no workers.
-        whole.scheduler.not_ready = whole.scheduler.not_ready or page.scheduler.not_ready
-    if not all(page.HasField("scheduler") for page in pages):
-        whole.ClearField("scheduler")
-    return whole

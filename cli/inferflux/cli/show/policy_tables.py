@@ -13,7 +13,7 @@ from rich.table import Table
 from inferflux.common.contract.callers.rate_limits import duration
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
-from .tables import make_table
+from .rows import make_table
 
 _NONE = "[dim]-[/]"
 _EVERY = "[dim]every[/]"

@@ -1,6 +1,8 @@
-"""Tables that stay whole in a narrow terminal."""
+"""Tables that stay whole in a narrow terminal, and sizes in words."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
@@ -8,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 _GAP = 2
+_BYTE_UNITS = (" B", " KiB", " MiB", " GiB")
 
 
 class Rows(Table):
@@ -45,3 +48,34 @@ class Rows(Table):
             said = [f"[dim]{heading}[/] {cell}" if heading else cell for heading, cell in named if cell]
             yield Text.from_markup(first, overflow="fold")
             yield Padding(Text.from_markup(" · ".join(said), overflow="fold"), (0, 0, 0, _GAP))
+
+
+def make_table(*columns: str, last: int = 20) -> Table:
+    """Columns by their headings; a leading > aligns to the right.
+
+    Args:
+        last: what is too wide wraps in the last column, which keeps this many characters.
+    """
+    table = Rows(last)
+    for index, heading in enumerate(columns, start=1):
+        table.add_column(
+            heading.removeprefix(">"),
+            justify="right" if heading.startswith(">") else "left",
+            no_wrap=index < len(columns),
+        )
+    return table
+
+
+def bytes_words(n: int) -> str:
+    """`24 GiB`."""
+    return scaled(n, 1024, _BYTE_UNITS)
+
+
+def scaled(value: int, step: int, units: Sequence[str]) -> str:
+    """A number in the first unit in which it is below `step`, in the last one otherwise."""
+    left = float(value)
+    for unit in units[:-1]:
+        if left < step:
+            return f"{left:.3g}{unit}"
+        left /= step
+    return f"{left:.3g}{units[-1]}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .events import EventKind, StackEvent
 from .options import CHAT_TEMPLATE, DISK_PATH, MMPROJ, MODELS_STORE, THREADS, StackOptions
-from .supervisor import Stack, StartError
+from .start_errors import StartError
+from .supervisor import Stack
 
 __all__ = [
     "CHAT_TEMPLATE",

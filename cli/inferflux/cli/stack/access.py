@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inferflux.api.tls import PLAIN_TEXT, Tls
 from inferflux.cli.reach.state_dir import FIRST_TENANT, StateDir
 from inferflux.common.process.private_files import write_private
 from inferflux.common.process.tls import TlsFiles
@@ -57,6 +58,11 @@ class Access:
             return None
         cert, key = files_of(self.certificates, name)
         return TlsFiles(cert, key, ca_file(self.certificates))
+
+    @property
+    def client_tls(self) -> Tls:
+        """TLS settings for a client of the gateways."""
+        return Tls(ca_file(self.certificates)) if self.certificates else PLAIN_TEXT
 
     def tls_settings(self, kind: str) -> dict[str, str]:
         """Environment variables with a service's certificate, key and CAs."""

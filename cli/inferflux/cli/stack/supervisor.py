@@ -11,12 +11,10 @@ import tempfile
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from inferflux.api.tls import PLAIN_TEXT, Tls
+from inferflux.api.tls import Tls
 from inferflux.cli.reach.client import Client
-from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.reach.state_dir import FIRST_TENANT, StackState, StateDir
 from inferflux.cli.reach.target import Target
 from inferflux.common.contract.errors import InferFluxError
@@ -24,33 +22,23 @@ from inferflux.common.process.child.children import describe_end
 from inferflux.common.process.machine.cores import usable_cores
 from inferflux.common.servers import nats_users, redis_users
 
-from . import ports as port_choice
 from . import readiness, store
 from .access import Access, grant
 from .backoff import Backoff
-from .cert_files import ca_file
 from .events import EventKind, Observer, StackEvent, ignore
 from .options import StackOptions, find_model
 from .plan import END_ORDER, joining, plan, worker_names
-from .ports import Ports
+from .ports import Ports, choose
 from .process import ManagedProcess
 from .servers import LOOPBACK
+from .start_errors import StartError, did_not_start, not_ready
 
 _POLL_S = 0.03
 # What a process gets beyond its drain limit to put its things away.
 _TIDY_UP_S = 7.0
-_TAIL_LINES = 12
 # Between two looks at whether nats-server writes to its disk.
 _STORE_INTERVAL_S = 1.0
 _STORE_END_LIMIT_S = 10.0
-
-
-class StartError(CommandError):
-    """A stack did not come up. `log_tail` is the end of the log of the process that is to blame."""
-
-    def __init__(self, message: str, log_tail: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.log_tail = list(log_tail)
 
 
 class Stack:
@@ -120,8 +108,7 @@ class Stack:
     @property
     def tls(self) -> Tls:
         """TLS settings for its gateways."""
-        folder = self._granted.certificates
-        return PLAIN_TEXT if folder is None else Tls(ca_file(folder))
+        return self._granted.client_tls
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -137,9 +124,7 @@ class Stack:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def kill(self, name: str) -> None:
@@ -203,7 +188,7 @@ class Stack:
         has_leftovers = self.state_dir.has_leftovers()
         self._cleanup.enter_context(self.state_dir.locked())
         self.api_key = self.state_dir.api_key()
-        self._ports = await port_choice.choose(self._options, wait_for_leftovers=has_leftovers)
+        self._ports = await choose(self._options, wait_for_leftovers=has_leftovers)
         folder = self.state_dir.certificates if self._options.has_tls else None
         if folder is not None:
             await asyncio.to_thread(_make_certificates, folder)
@@ -265,10 +250,8 @@ class Stack:
                     said[process.name] = detail
                     self._observe(StackEvent(EventKind.WAITING, process.name, detail))
             if left and asyncio.get_running_loop().time() > deadline:
-                name = left[0].name
-                why = said.get(name) or "it does not answer"
-                message = f"{name} was not ready within {self._options.start_limit_s:g} s: {why}"
-                raise StartError(message, left[0].last_lines(_TAIL_LINES))
+                limit_s, name = self._options.start_limit_s, left[0].name
+                raise not_ready(left[0], limit_s, said.get(name, ""))
             if left:
                 await asyncio.sleep(_POLL_S)
 
@@ -296,7 +279,7 @@ class Stack:
     async def _check_alive(self, processes: Iterable[ManagedProcess]) -> None:
         for process in processes:
             if process.was_started and not process.is_running and not process.is_held_down:
-                raise _did_not_start(process, await process.wait())
+                raise did_not_start(process, await process.wait())
 
     def _keep_alive(self, process: ManagedProcess) -> None:
         self._keepers = [task for task in self._keepers if not task.done()]
@@ -392,11 +375,3 @@ async def _until_it_answers(process: ManagedProcess) -> None:
     # Another process's readiness can only be asked for again and again.
     while not (await readiness.ask(process.spec))[0]:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
-
-
-def _did_not_start(process: ManagedProcess, code: int) -> StartError:
-    """Its own words where it ended with some, else the end of its log."""
-    tail = process.last_lines(_TAIL_LINES)
-    if tail and tail[-1].startswith(f"{process.spec.kind}: "):
-        return StartError(f"{process.name} could not start: {tail[-1].partition(': ')[2]}")
-    return StartError(f"{process.name} {describe_end(code)} while starting", tail)
