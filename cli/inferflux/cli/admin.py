@@ -28,10 +28,11 @@ from .operate.policy_transfer import policy
 from .operate.role_admin import roles
 from .operate.usage_admin import usage
 from .reach.client import Client
-from .reach.command import ApiKey, AsJson, Endpoint, StateDirectory, make_console, print_json, with_client
+from .reach.command import ApiKey, Call, Endpoint, StateDirectory, make_console, with_client
+from .reach.flag_groups import Commands
 from .show.status_tables import fairness_view
 
-admin = typer.Typer(
+admin = Commands(
     help="Change fairness, drain workers, clear caches, manage keys and access, and read the audit trail.",
     no_args_is_help=True,
 )
@@ -73,10 +74,8 @@ def fairness(
         bool, typer.Option("--reset", help="Back to the scheduler's environment first.")
     ] = False,
     version: Annotated[int, typer.Option(min=0, help="Only if they still have this version.")] = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Show what the fairness controller goes by, or change it: at once, and for later schedulers too."""
     change = scheduler_pb2.SetFairness(
@@ -90,9 +89,9 @@ def fairness(
     async def run(client: Client) -> None:
         is_change = change != scheduler_pb2.SetFairness()
         now = await (client.set_fairness(change) if is_change else client.fairness())
-        print_json(now) if as_json else make_console().print(fairness_view(now))
+        call.show(now, fairness_view)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @admin.command()

@@ -29,6 +29,7 @@ from .reach.client import Client
 from .reach.command import (
     ApiKey,
     AsJson,
+    Call,
     Endpoint,
     StateDirectory,
     make_console,
@@ -36,7 +37,7 @@ from .reach.command import (
     state_path,
     with_client,
 )
-from .reach.flag_groups import with_flag_groups
+from .reach.flag_groups import Commands
 from .show.cache_tables import cache_view
 from .show.status_tables import status_view
 from .up_flags import UpCommand, UpFlags
@@ -45,7 +46,7 @@ _WATCH_INTERVAL_S = 1.0
 # Of workers, and of hosts: what `status` shows without --all.
 _ROWS = 50
 
-app = typer.Typer(
+app = Commands(
     name="inferctl",
     help="Run InferFlux on this machine, and talk to it here or elsewhere.",
     no_args_is_help=True,
@@ -95,7 +96,6 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print what every
 
 
 @app.command(cls=UpCommand, rich_help_panel=_START)
-@with_flag_groups
 def up(*, flags: UpFlags, verbose: Verbose = False) -> None:
     """Serve a model on this machine until Ctrl-C."""
     from .stack.foreground import in_foreground
@@ -147,7 +147,6 @@ def status(
 
 
 @app.command(rich_help_panel=_ASK)
-@with_flag_groups
 def chat(
     text: Annotated[
         str | None, typer.Argument(help="The question; - reads it from stdin. Without one: a conversation.")
@@ -166,10 +165,7 @@ def chat(
     ] = None,
     request_id: RequestId = "",
     stats: Stats = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    call: Call,
 ) -> None:
     """Ask the model; the answer streams as it is generated."""
     generation = replace(flags.generation(), tools=tools_of(tools))
@@ -179,7 +175,7 @@ def chat(
 
     async def run(client: Client) -> None:
         if question is None:
-            history = state_path(state_dir) / "chat_history"
+            history = state_path(call.state_dir) / "chat_history"
             session = ChatSession(
                 client, model=model, system=system, generation=generation, has_stats=stats, history=history
             )
@@ -193,14 +189,13 @@ def chat(
             generation=generation,
             request_id=request_id,
             has_stats=stats,
-            is_json=as_json,
+            is_json=call.as_json,
         )
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @app.command(rich_help_panel=_ASK)
-@with_flag_groups
 def complete(
     text: Annotated[
         str | None, typer.Argument(help="What to continue; - or none reads it from stdin.")
@@ -210,10 +205,7 @@ def complete(
     flags: GenerationFlags,
     request_id: RequestId = "",
     stats: Stats = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    call: Call,
 ) -> None:
     """Continue a text, without a chat template."""
     generation = flags.generation()
@@ -238,9 +230,9 @@ def complete(
             skip_answer_cache=generation.skips_answer_cache,
             on_resumed=answer.on_resumed,
         )
-        await show(chunks, answer, has_stats=stats, is_json=as_json)
+        await show(chunks, answer, has_stats=stats, is_json=call.as_json)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @app.command(rich_help_panel=_ASK)
@@ -250,19 +242,17 @@ def resume(
         int, typer.Option(min=0, max=2**32 - 1, metavar="TOKENS", help="Leave out this many tokens.")
     ] = 0,
     stats: Stats = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Stream the answer of a running or just finished request."""
 
     async def run(client: Client) -> None:
         answer = Answer(sent_at=asyncio.get_running_loop().time(), request_id=request_id)
         chunks = client.resume(request_id, offset=offset, on_delta=answer.on_delta)
-        await show(chunks, answer, has_stats=stats, is_json=as_json)
+        await show(chunks, answer, has_stats=stats, is_json=call.as_json)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @app.command(rich_help_panel=_ASK)

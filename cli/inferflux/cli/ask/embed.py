@@ -11,15 +11,7 @@ import typer
 from rich.markup import escape
 
 from inferflux.cli.reach.client import Client
-from inferflux.cli.reach.command import (
-    ApiKey,
-    AsJson,
-    Endpoint,
-    StateDirectory,
-    make_console,
-    print_json,
-    with_client,
-)
+from inferflux.cli.reach.command import Call, make_console, print_json
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.show.rows import make_table
 from inferflux.v1 import embedding_pb2, model_pb2
@@ -39,10 +31,8 @@ def embed(
         int | None, typer.Option(min=1, help="The first numbers of each vector alone.")
     ] = None,
     truncate: Truncate = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Print the vector of each text, a line of JSON each."""
     given = texts or [line.rstrip("\n") for line in sys.stdin]
@@ -53,13 +43,13 @@ def embed(
         for text in given:
             request.inputs.add(text=text)
         response = await client.embed(request)
-        if as_json:
+        if call.as_json:
             print_json(response)
             return
         for each in response.embeddings:
             sys.stdout.write(json.dumps([round(value, 7) for value in each.values]) + "\n")
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 def rerank(
@@ -70,10 +60,8 @@ def rerank(
     model: Model = "",
     top_n: Annotated[int | None, typer.Option(min=1, help="The best ones alone.")] = None,
     truncate: Truncate = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Print documents by how well they answer a query, the best first."""
     given = documents or [line.rstrip("\n") for line in sys.stdin]
@@ -85,12 +73,12 @@ def rerank(
                 model=name, query=query, documents=given, top_n=top_n, truncate=truncate
             )
         )
-        if as_json:
+        if call.as_json:
             print_json(response)
         else:
             _show(response, given)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 def _show(response: embedding_pb2.RerankResponse, documents: Sequence[str]) -> None:

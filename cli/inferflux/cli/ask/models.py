@@ -13,19 +13,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from inferflux.cli.reach.client import Client
 from inferflux.cli.reach.command import (
     ApiKey,
     AsJson,
+    Call,
     Endpoint,
     StateDirectory,
     as_dict,
     make_console,
-    print_json,
-    with_client,
 )
 from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.model_tables import model_view, models_table
 from inferflux.common.contract.models.model_roles import ROLES, RoleName
 from inferflux.v1 import model_pb2
@@ -36,8 +37,8 @@ _LOOK_INTERVAL_S = 0.2
 # A model that no host has reported for this long is gone.
 _GONE_S = 5.0
 
-models = typer.Typer(help="List models, have them loaded and unloaded.", invoke_without_command=True)
-adapter = typer.Typer(help="Add LoRA adapters to models, and remove them.", no_args_is_help=True)
+models = Commands(help="List models, have them loaded and unloaded.", invoke_without_command=True)
+adapter = Commands(help="Add LoRA adapters to models, and remove them.", no_args_is_help=True)
 models.add_typer(adapter, name="adapter")
 
 models.command("rm")(store.remove)
@@ -62,51 +63,40 @@ def list_models(
 ) -> None:
     """List models, have them loaded and unloaded."""
     if context.invoked_subcommand is None:
-        _list(endpoint, api_key, state_dir, as_json=as_json)
+        _list(Call(as_json, endpoint, api_key, state_dir))
 
 
 @models.command("list")
-def list_by_name(
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def list_by_name(*, call: Call) -> None:
     """List the models that are served, and those that a request would have loaded."""
-    _list(endpoint, api_key, state_dir, as_json=as_json)
+    _list(call)
 
 
-def _list(endpoint: str, api_key: str, state_dir: Path | None, *, as_json: bool) -> None:
+def _list(call: Call) -> None:
     async def run(client: Client) -> None:
         known = await client.models()
-        if as_json:
+        if call.as_json:
             sys.stdout.write(json.dumps([as_dict(model) for model in known], indent=2) + "\n")
         elif known:
             make_console().print(models_table(known))
         else:
             raise CommandError("no model is known at present: inferctl models load FILE")
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @models.command()
 def show(
     name: Annotated[str, typer.Argument(help="The model, or another name of it.")],
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Show what a model is, what it can do, and where its files are."""
 
     async def run(client: Client) -> None:
-        model = await client.model(name)
-        if as_json:
-            print_json(model)
-        else:
-            make_console().print(model_view(model))
+        call.show(await client.model(name), model_view)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @models.command()
@@ -139,10 +129,8 @@ def load(
     ] = None,
     host: Host = "",
     no_wait: NoWait = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Load a model while others serve. A file is read on the worker's machine."""
     request = model_pb2.LoadModelRequest(host_id=host, is_pinned=pin, aliases=alias or [])
@@ -164,9 +152,9 @@ def load(
         model = await client.load_model(request)
         if not no_wait:
             model = await _until(client, model, _is_loaded, "loading")
-        _show(model, as_json=as_json)
+        call.show(model, _row)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @models.command()
@@ -179,10 +167,8 @@ def unload(
         bool, typer.Option("--forget", help="Requests do not have it loaded again. The file stays.")
     ] = False,
     no_wait: NoWait = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Unload a model: running requests end first, or go on elsewhere. A later one has it loaded again."""
 
@@ -194,13 +180,13 @@ def unload(
         if forget:
             request.forget = True
             model = await client.unload_model(request)
-        if forget and not as_json:
+        if forget and not call.as_json:
             where = f" by {host}" if host else ": no request has it loaded again"
             make_console().print(escape(f"{model.card.name} is forgotten{where}"))
         else:
-            _show(model, as_json=as_json)
+            call.show(model, _row)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @models.command("fetch")
@@ -226,10 +212,8 @@ def add_adapter(
     file: Annotated[str, typer.Argument(help="A LoRA file in GGUF, on the machine of the model's worker.")],
     scale: Annotated[float, typer.Option(help="By how much its changes are multiplied.")] = 1.0,
     host: Annotated[str, typer.Option("--host", metavar="WORKER", help="On this worker process alone.")] = "",
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Make a LoRA file an adapter of a model, while it serves. One of the same name is replaced."""
     request = model_pb2.AddAdapterRequest(
@@ -237,9 +221,9 @@ def add_adapter(
     )
 
     async def run(client: Client) -> None:
-        _show(await client.add_adapter(request), as_json=as_json)
+        call.show(await client.add_adapter(request), _row)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @adapter.command("rm")
@@ -249,18 +233,16 @@ def remove_adapter(
     host: Annotated[
         str, typer.Option("--host", metavar="WORKER", help="From this worker process alone.")
     ] = "",
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Forget an adapter of a model: what runs with it ends with it. The file stays."""
     request = model_pb2.RemoveAdapterRequest(model=model, adapter=name, host_id=host)
 
     async def run(client: Client) -> None:
-        _show(await client.remove_adapter(request), as_json=as_json)
+        call.show(await client.remove_adapter(request), _row)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 def _absolute(path: str) -> str:
@@ -317,8 +299,5 @@ async def _until(
             status.update(f"{doing} {model.card.name}: {time.monotonic() - began_s:.0f} s")
 
 
-def _show(model: model_pb2.Model, *, as_json: bool) -> None:
-    if as_json:
-        print_json(model)
-    else:
-        make_console().print(models_table([model]))
+def _row(model: model_pb2.Model) -> Table:
+    return models_table([model])

@@ -19,15 +19,7 @@ from rich.progress import (
 )
 
 from inferflux.cli.reach.client import Client
-from inferflux.cli.reach.command import (
-    ApiKey,
-    AsJson,
-    Endpoint,
-    StateDirectory,
-    make_console,
-    print_json,
-    with_client,
-)
+from inferflux.cli.reach.command import Call, make_console, print_json
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.show.bars import bar
 from inferflux.client.retrying import GATEWAY_LOST
@@ -62,10 +54,8 @@ def pull(
         ),
     ] = "",
     host: Host = "",
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Fetch a model into a worker's store. It goes on without this command; run again, it resumes."""
     request = model_pb2.PullRequest(
@@ -74,57 +64,48 @@ def pull(
 
     async def run(client: Client) -> None:
         job = await _follow(client.pull(request))
-        if as_json:
+        if call.as_json:
             print_json(job)
         else:
             make_console().print(f"{escape(job.name)}: {job.total_bytes:,} bytes, sha256 {job.digest}")
             if job.message:
                 make_console().print(f"[yellow]{escape(job.message)}[/]")
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
-def remove(
-    name: Annotated[str, typer.Argument(help="The model.")],
-    host: Host = "",
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def remove(name: Annotated[str, typer.Argument(help="The model.")], host: Host = "", *, call: Call) -> None:
     """Delete a model of a store, or what a broken pull left of it. A loaded one is refused."""
 
     async def run(client: Client) -> None:
         job = await client.remove_model(model_pb2.RemoveModelRequest(name=name, host_id=host))
-        if as_json:
+        if call.as_json:
             print_json(job)
         else:
             make_console().print(f"{escape(name)} is removed: {job.done_bytes:,} bytes are free")
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 def verify(
     name: Annotated[str, typer.Argument(help="The model; all of the store by default.")] = "",
     host: Host = "",
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Read models of a store again, and compare them with what was pulled. Exits with 1 where one differs."""
 
     async def run(client: Client) -> None:
         job = await _follow(client.verify_model(model_pb2.VerifyModelRequest(name=name, host_id=host)))
-        if as_json:
+        if call.as_json:
             print_json(job)
         if job.differing:
             raise CommandError(f"not what was pulled: {', '.join(job.differing)}")
-        if not as_json:
+        if not call.as_json:
             n = job.total_bytes
             make_console().print(f"{n:,} bytes are what was pulled" if n else "the store is empty")
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 async def _follow(jobs: AsyncGenerator[model_pb2.StoreJob, None]) -> model_pb2.StoreJob:

@@ -7,20 +7,13 @@ from typing import Annotated
 import typer
 
 from inferflux.cli.reach.client import Client
-from inferflux.cli.reach.command import (
-    ApiKey,
-    AsJson,
-    Endpoint,
-    StateDirectory,
-    make_console,
-    print_json,
-    with_client,
-)
+from inferflux.cli.reach.command import Call
 from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.cache_tables import cleared_view
 from inferflux.v1 import admin_pb2
 
-cache = typer.Typer(help="What is kept of earlier requests for later ones.", no_args_is_help=True)
+cache = Commands(help="What is kept of earlier requests for later ones.", no_args_is_help=True)
 
 
 @cache.callback()
@@ -45,10 +38,8 @@ def clear(
     tiers: Annotated[
         bool, typer.Option("--tiers", help="Cached prefixes in the workers' host memory and on their disks.")
     ] = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Clear answers, prefixes and tiers, or those that are named. Requests keep what they have."""
     request = admin_pb2.ClearCacheRequest(
@@ -57,11 +48,11 @@ def clear(
 
     async def run(client: Client) -> None:
         cleared = await client.clear_cache(request)
-        print_json(cleared) if as_json else make_console().print(cleared_view(cleared))
+        call.show(cleared, cleared_view)
         failed = [each.worker_id for each in cleared.workers if each.error]
         if cleared.answers.error:
             failed.append("the answer cache")
         if failed:
             raise CommandError(f"not cleared: {', '.join(failed)}")
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)

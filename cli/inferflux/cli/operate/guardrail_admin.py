@@ -10,15 +10,8 @@ from typing import Annotated
 import typer
 
 from inferflux.cli.reach.client import Client
-from inferflux.cli.reach.command import (
-    ApiKey,
-    AsJson,
-    Endpoint,
-    StateDirectory,
-    make_console,
-    print_json,
-    with_client,
-)
+from inferflux.cli.reach.command import Call, print_json
+from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.policy_tables import guardrails_table, guardrails_view
 from inferflux.common.text.guardrails.lookalikes import LookAlikes
 from inferflux.v1 import guardrails_pb2
@@ -32,7 +25,7 @@ _LOOK_ALIKES = {
     LookAlikes.NONE: guardrails_pb2.LOOK_ALIKES_NONE,
 }
 
-guardrails = typer.Typer(help="Which texts prompts and answers may not have.", no_args_is_help=True)
+guardrails = Commands(help="Which texts prompts and answers may not have.", no_args_is_help=True)
 
 Tenant = Annotated[str, typer.Option(help="Whose requests it is for. Else every tenant's.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="The model it is for. Else every model.")]
@@ -40,35 +33,25 @@ Version = Annotated[int, typer.Option(min=0, help="Only if the set still has thi
 
 
 @guardrails.command("list")
-def list_guardrails(
-    as_json: AsJson = False, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
-) -> None:
+def list_guardrails(*, call: Call) -> None:
     """List all sets of rules, without their texts."""
-
-    async def run(client: Client) -> None:
-        found = await client.whole_list("ListGuardrails", guardrails_pb2.ListGuardrailsRequest())
-        print_json(found) if as_json else make_console().print(guardrails_table(found.guardrails))
-
-    with_client(run, endpoint, api_key, state_dir)
+    call.policy(
+        "ListGuardrails",
+        guardrails_pb2.ListGuardrailsRequest(),
+        lambda found: guardrails_table(found.guardrails),
+    )
 
 
 @guardrails.command()
-def get(
-    tenant: Tenant = "",
-    model: Model = "",
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def get(tenant: Tenant = "", model: Model = "", *, call: Call) -> None:
     """Show one set with all of its texts. `--json` prints what `set --rules FILE` takes."""
 
     async def run(client: Client) -> None:
         request = guardrails_pb2.GetGuardrailsRequest(tenant=tenant, model=model)
         found = (await client.policy("GetGuardrails", request)).guardrails
-        print_json(found) if as_json else make_console().print(guardrails_view(found))
+        call.show(found, guardrails_view)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @guardrails.command("set")
@@ -115,10 +98,8 @@ def set_guardrails(
         typer.Option(exists=True, dir_okay=False, help="All of it as JSON, as `get --json` prints it."),
     ] = None,
     version: Version = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Make a set of rules, or replace it whole. It holds for new requests within a quarter of a second."""
     given = guardrails_pb2.GuardrailRules(
@@ -137,33 +118,16 @@ def set_guardrails(
         given = rules_of_json(rules.read_bytes(), str(rules))
     wanted = guardrails_pb2.Guardrails(tenant=tenant, model=model, rules=given, version=version)
 
-    async def run(client: Client) -> None:
-        request = guardrails_pb2.SetGuardrailsRequest(guardrails=wanted)
-        made = await client.policy("SetGuardrails", request)
-        print_json(made) if as_json else make_console().print(guardrails_table([made.guardrails]))
-
-    with_client(run, endpoint, api_key, state_dir)
+    request = guardrails_pb2.SetGuardrailsRequest(guardrails=wanted)
+    call.policy("SetGuardrails", request, lambda made: guardrails_table([made.guardrails]))
 
 
 @guardrails.command()
-def delete(
-    tenant: Tenant = "",
-    model: Model = "",
-    version: Version = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def delete(tenant: Tenant = "", model: Model = "", version: Version = 0, *, call: Call) -> None:
     """Remove one set; the others still hold."""
 
-    async def run(client: Client) -> None:
-        request = guardrails_pb2.DeleteGuardrailsRequest(tenant=tenant, model=model, version=version)
-        made = await client.policy("DeleteGuardrails", request)
-        said = f"there are no guardrails {tenant}/{model} any more\n"
-        print_json(made) if as_json else sys.stdout.write(said)
-
-    with_client(run, endpoint, api_key, state_dir)
+    request = guardrails_pb2.DeleteGuardrailsRequest(tenant=tenant, model=model, version=version)
+    call.policy("DeleteGuardrails", request, f"there are no guardrails {tenant}/{model} any more")
 
 
 @guardrails.command()
@@ -172,10 +136,8 @@ def check(
     tenant: Tenant = "",
     model: Model = "",
     tokens: Annotated[int, typer.Option(min=0, help="Of the prompt, for limits of tokens.")] = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Say whether a prompt would pass, and if not, which rule it breaks: exit status 3 then."""
     prompt = sys.stdin.read() if text == "-" else text
@@ -186,9 +148,9 @@ def check(
         nonlocal passes
         answer = await client.policy("CheckGuardrails", request)
         passes = not answer.HasField("finding")
-        print_json(answer) if as_json else sys.stdout.write(f"{_said(answer)}\n")
+        print_json(answer) if call.as_json else sys.stdout.write(f"{_said(answer)}\n")
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
     if not passes:
         raise typer.Exit(3)
 

@@ -11,22 +11,15 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from inferflux.cli.reach.client import Client
-from inferflux.cli.reach.command import (
-    ApiKey,
-    AsJson,
-    Endpoint,
-    StateDirectory,
-    make_console,
-    print_json,
-    with_client,
-)
+from inferflux.cli.reach.command import Call, make_console, print_json
+from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.durations import seconds_of
 from inferflux.cli.show.policy_tables import keys_table
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 from inferflux.v1 import policy_pb2
 
-api_keys = typer.Typer(help="Who may call, and what for.", no_args_is_help=True)
+api_keys = Commands(help="Who may call, and what for.", no_args_is_help=True)
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As `inferctl admin api-keys list` shows it.")]
 Scopes = Annotated[
@@ -56,20 +49,11 @@ _DETERMINISTIC = "Its requests get the same answer whatever else is cached or ru
 
 
 @api_keys.command("list")
-def list_keys(
-    tenant: Annotated[str, typer.Option(help="Only of this one.")] = "",
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def list_keys(tenant: Annotated[str, typer.Option(help="Only of this one.")] = "", *, call: Call) -> None:
     """List keys: whose they are and what for, but not the keys themselves."""
-
-    async def run(client: Client) -> None:
-        found = await client.whole_list("ListApiKeys", policy_pb2.ListApiKeysRequest(tenant=tenant))
-        print_json(found) if as_json else make_console().print(keys_table(found.api_keys))
-
-    with_client(run, endpoint, api_key, state_dir)
+    call.policy(
+        "ListApiKeys", policy_pb2.ListApiKeysRequest(tenant=tenant), lambda found: keys_table(found.api_keys)
+    )
 
 
 @api_keys.command()
@@ -85,10 +69,8 @@ def create(
     cache_scope: Annotated[str, typer.Option(help=_CACHE_SCOPE)] = "",
     skip_answer_cache: Annotated[bool, typer.Option("--skip-answer-cache", help=_SKIP_ANSWER_CACHE)] = False,
     deterministic: Annotated[bool, typer.Option("--deterministic", help=_DETERMINISTIC)] = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Make a key and show it, this once. Without scopes and roles it has inference and models."""
     request = policy_pb2.CreateApiKeyRequest(
@@ -106,9 +88,9 @@ def create(
     )
 
     async def run(client: Client) -> None:
-        _show_secret(await client.policy("CreateApiKey", request), as_json=as_json)
+        _show_secret(await client.policy("CreateApiKey", request), as_json=call.as_json)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @api_keys.command()
@@ -135,10 +117,8 @@ def update(
         typer.Option("--reset", metavar="FIELD", help="Back to its default, such as models; several times."),
     ] = None,
     version: Version = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Change a key; its next call follows. What is not named stays."""
     never = expires == "never"
@@ -160,12 +140,7 @@ def update(
         api_key=policy_pb2.ApiKey(key_id=key_id, version=version, **changed),
         update_mask=FieldMask(paths=paths),
     )
-
-    async def run(client: Client) -> None:
-        response = await client.policy("UpdateApiKey", request)
-        print_json(response) if as_json else make_console().print(keys_table([response.api_key]))
-
-    with_client(run, endpoint, api_key, state_dir)
+    call.policy("UpdateApiKey", request, lambda response: keys_table([response.api_key]))
 
 
 @api_keys.command()
@@ -175,10 +150,8 @@ def rotate(
         str, typer.Option(metavar="DURATION", help="How long the key of now stays valid too; at most 90d.")
     ] = "24h",
     version: Version = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Give a key a new secret, and show it, this once."""
     request = policy_pb2.RotateApiKeyRequest(
@@ -186,28 +159,17 @@ def rotate(
     )
 
     async def run(client: Client) -> None:
-        _show_secret(await client.policy("RotateApiKey", request), as_json=as_json)
+        _show_secret(await client.policy("RotateApiKey", request), as_json=call.as_json)
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 @api_keys.command()
-def revoke(
-    key_id: KeyId,
-    version: Version = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def revoke(key_id: KeyId, version: Version = 0, *, call: Call) -> None:
     """Refuse a key from now on, everywhere."""
 
-    async def run(client: Client) -> None:
-        request = policy_pb2.RevokeApiKeyRequest(key_id=key_id, version=version)
-        made = await client.policy("RevokeApiKey", request)
-        print_json(made) if as_json else sys.stdout.write(f"{key_id} is refused from now on\n")
-
-    with_client(run, endpoint, api_key, state_dir)
+    request = policy_pb2.RevokeApiKeyRequest(key_id=key_id, version=version)
+    call.policy("RevokeApiKey", request, f"{key_id} is refused from now on")
 
 
 def _in(duration: str) -> Timestamp | None:

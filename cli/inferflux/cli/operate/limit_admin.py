@@ -7,21 +7,13 @@ from typing import Annotated
 
 import typer
 
-from inferflux.cli.reach.client import Client
-from inferflux.cli.reach.command import (
-    ApiKey,
-    AsJson,
-    Endpoint,
-    StateDirectory,
-    make_console,
-    print_json,
-    with_client,
-)
+from inferflux.cli.reach.command import Call
+from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.policy_tables import limits_table, usage_table
 from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.v1 import policy_pb2
 
-rate_limit = typer.Typer(help="How much keys, tenants and models may have.", no_args_is_help=True)
+rate_limit = Commands(help="How much keys, tenants and models may have.", no_args_is_help=True)
 
 Subject = Annotated[
     str,
@@ -34,16 +26,11 @@ Version = Annotated[int, typer.Option(min=0, help="Only if they still have this 
 
 
 @rate_limit.command("list")
-def list_limits(
-    as_json: AsJson = False, endpoint: Endpoint = "", api_key: ApiKey = "", state_dir: StateDirectory = None
-) -> None:
+def list_limits(*, call: Call) -> None:
     """List the limits of all subjects that have some."""
-
-    async def run(client: Client) -> None:
-        found = await client.whole_list("ListRateLimits", policy_pb2.ListRateLimitsRequest())
-        print_json(found) if as_json else make_console().print(limits_table(found.rate_limits))
-
-    with_client(run, endpoint, api_key, state_dir)
+    call.policy(
+        "ListRateLimits", policy_pb2.ListRateLimitsRequest(), lambda found: limits_table(found.rate_limits)
+    )
 
 
 @rate_limit.command("subject")
@@ -56,20 +43,9 @@ def subject_of(
 
 
 @rate_limit.command()
-def get(
-    subject: Subject,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def get(subject: Subject, *, call: Call) -> None:
     """Show the limits that hold for a subject, and how much of them is used now."""
-
-    async def run(client: Client) -> None:
-        found = await client.policy("GetRateLimit", policy_pb2.GetRateLimitRequest(subject=subject))
-        print_json(found) if as_json else make_console().print(usage_table(found))
-
-    with_client(run, endpoint, api_key, state_dir)
+    call.policy("GetRateLimit", policy_pb2.GetRateLimitRequest(subject=subject), usage_table)
 
 
 @rate_limit.command("set")
@@ -81,10 +57,8 @@ def set_limits(
     tokens_per_day: Annotated[int, typer.Option(min=0, help="As above.")] = 0,
     concurrent: Annotated[int, typer.Option(min=0, help="Requests that run or wait at a time.")] = 0,
     version: Version = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Set all limits of a subject; what is not named has none. The next call is held to them."""
     limits = policy_pb2.RateLimit(
@@ -96,28 +70,16 @@ def set_limits(
         concurrent_requests=concurrent,
         version=version,
     )
-
-    async def run(client: Client) -> None:
-        response = await client.policy("SetRateLimit", policy_pb2.SetRateLimitRequest(rate_limit=limits))
-        print_json(response) if as_json else make_console().print(limits_table([response.rate_limit]))
-
-    with_client(run, endpoint, api_key, state_dir)
+    call.policy(
+        "SetRateLimit",
+        policy_pb2.SetRateLimitRequest(rate_limit=limits),
+        lambda response: limits_table([response.rate_limit]),
+    )
 
 
 @rate_limit.command()
-def delete(
-    subject: Subject,
-    version: Version = 0,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
-) -> None:
+def delete(subject: Subject, version: Version = 0, *, call: Call) -> None:
     """Remove the limits of a subject: those of its kind hold, if there are any."""
 
-    async def run(client: Client) -> None:
-        request = policy_pb2.DeleteRateLimitRequest(subject=subject, version=version)
-        made = await client.policy("DeleteRateLimit", request)
-        print_json(made) if as_json else sys.stdout.write(f"{subject} has no limits of its own any more\n")
-
-    with_client(run, endpoint, api_key, state_dir)
+    request = policy_pb2.DeleteRateLimitRequest(subject=subject, version=version)
+    call.policy("DeleteRateLimit", request, f"{subject} has no limits of its own any more")

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from inferflux.cli.reach.client import Client
 from inferflux.cli.reach.command import (
     ApiKey,
-    AsJson,
+    Call,
     Endpoint,
     StateDirectory,
     make_console,
@@ -21,11 +21,12 @@ from inferflux.cli.reach.command import (
     with_client,
 )
 from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.policy_tables import changes_view
 from inferflux.common.process.private_files import write_private
 from inferflux.v1 import policy_pb2
 
-policy = typer.Typer(help="Export and import keys, roles, limits and guardrails.", no_args_is_help=True)
+policy = Commands(help="Export and import keys, roles, limits and guardrails.", no_args_is_help=True)
 
 # An import changes one thing after the other.
 _IMPORT_LIMIT_S = 60.0
@@ -63,10 +64,8 @@ def import_policy(
         bool,
         typer.Option("--ignore-versions", help="Replace what was changed since it was exported, too."),
     ] = False,
-    as_json: AsJson = False,
-    endpoint: Endpoint = "",
-    api_key: ApiKey = "",
-    state_dir: StateDirectory = None,
+    *,
+    call: Call,
 ) -> None:
     """Make and change what a document has. What it does not have stays. All of it is checked first."""
     data = sys.stdin.buffer.read() if str(file) == "-" else _read(file)
@@ -76,9 +75,9 @@ def import_policy(
 
     async def run(client: Client) -> None:
         made = await client.policy("ImportPolicy", request, timeout_s=_IMPORT_LIMIT_S)
-        print_json(made) if as_json else make_console().print(changes_view(made, is_dry_run=dry_run))
+        print_json(made) if call.as_json else make_console().print(changes_view(made, is_dry_run=dry_run))
 
-    with_client(run, endpoint, api_key, state_dir)
+    call.run(run)
 
 
 def document_of_json(data: bytes, path: str) -> policy_pb2.PolicyDocument:

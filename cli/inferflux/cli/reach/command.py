@@ -9,13 +9,14 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from .client import Client
 from .state_dir import StateDir, default_path
@@ -41,6 +42,9 @@ StateDirectory = Annotated[
     typer.Option("--state-dir", help="Keys, data and logs. Else $INFERFLUX_STATE_DIR, else below home."),
 ]
 
+# What people see of an answer: a line, or what rich prints.
+View = str | Callable[[Any], RenderableType]
+
 
 def with_client(
     run: Callable[[Client], Awaitable[None]], endpoint: str, api_key: str, state_dir: Path | None
@@ -54,6 +58,38 @@ def with_client(
             await run(client)
 
     run_until_ctrl_c(main(target))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Flags of a command that calls a gateway and prints what it answers."""
+
+    as_json: AsJson = False
+    endpoint: Endpoint = ""
+    api_key: ApiKey = ""
+    state_dir: StateDirectory = None
+
+    def run(self, body: Callable[[Client], Awaitable[None]]) -> None:
+        """Run a command's body with a connection to the gateway that is meant."""
+        with_client(body, self.endpoint, self.api_key, self.state_dir)
+
+    def show(self, answer: Message, view: View) -> None:
+        """Print an answer."""
+        if self.as_json:
+            print_json(answer)
+        elif isinstance(view, str):
+            sys.stdout.write(f"{view}\n")
+        else:
+            make_console().print(view(answer))
+
+    def policy(self, method: str, request: Message, view: View) -> None:
+        """Call a method of PolicyService, and print what it answers: of a list, all pages."""
+
+        async def run(client: Client) -> None:
+            ask = client.whole_list if method.startswith("List") else client.policy
+            self.show(await ask(method, request), view)
+
+        self.run(run)
 
 
 def run_until_ctrl_c(work: Coroutine[None, None, None]) -> None:

@@ -6,7 +6,24 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
+
+import typer
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class Commands(typer.Typer):
+    """Commands whose parameters may be such dataclasses."""
+
+    def command(self, *args: Any, **options: Any) -> Callable[[_Command], _Command]:
+        register = super().command(*args, **options)
+
+        def add(command: _Command) -> _Command:
+            register(with_flag_groups(command))
+            return command
+
+        return add
 
 
 def with_flag_groups(command: Callable[..., None]) -> Callable[..., None]:
