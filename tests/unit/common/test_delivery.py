@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.bus.jobs import parse_delivery
+from inferflux.common.bus.jetstream import parse_delivery
 
 
 def test_both_forms_of_a_reply_subject_are_read() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import DeadlineExceeded, Unavailable
@@ -39,6 +39,43 @@ _NO_MESSAGES = 404
 _BATCH_MESSAGES = 1024
 _BATCH_BYTES = 4 << 20
 _BATCH_SILENCE_S = 2.0
+# Places and times in nanoseconds are no larger.
+_MOST_COUNTED = 2**64 - 1
+
+
+class Delivery(NamedTuple):
+    """Fields of a delivered message, from its reply subject `$JS.ACK...`."""
+
+    sequence: int
+    timestamp: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Tells messages apart even when the stream was made anew and counts from 1 again."""
+        return self.sequence, self.timestamp
+
+
+def parse_delivery(reply: bytes) -> Delivery:
+    """Read `$JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<time>.<pending>`, or its
+    longer form with domain and account in front of the stream.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    reply.decode("ascii")
+    tokens = reply.split(b".")
+    if len(tokens) < 9:
+        raise ValueError("too few tokens")
+    start = 4 if len(tokens) == 9 else 6
+    numbers = [int(token) for token in tokens[start : start + 5]]
+    if not all(0 <= number <= _MOST_COUNTED for number in numbers):
+        raise ValueError("a number that no server counts to")
+    return Delivery(numbers[1], numbers[3])
+
+
+def leader_of(info: Mapping[str, Any]) -> str:
+    """The server of a cluster that leads a consumer; "" for one without a cluster."""
+    return str((info.get("cluster") or {}).get("leader", ""))
 
 
 def key_value_stream(bucket: str) -> str:

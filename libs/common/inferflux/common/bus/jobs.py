@@ -13,7 +13,7 @@ import json
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from inferflux.common.contract import partitions, subjects
 from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, InvalidArgument, Unavailable
@@ -22,6 +22,7 @@ from inferflux.common.process.bad_messages import BadMessages
 from inferflux.common.process.tasks import cancel_all
 
 from . import jetstream
+from .jetstream import Delivery, parse_delivery
 from .link import ApiError, Link
 from .pinned_nats import decode_headers
 from .server_clock import ServerClock
@@ -37,43 +38,11 @@ _HEARTBEAT_S = 1.0
 _SILENCE_S = 2.5 * _HEARTBEAT_S
 _RETRY_WAIT_S = 0.2
 _REMEMBERED = 16_384
-# Places and times in nanoseconds are no larger.
-_MOST = 2**64 - 1
 _CONFIRM_S = 1.0
 # A consumer without pulls is deleted: one of an earlier division into partitions would keep its subjects.
 _INACTIVE_S = 2 * _EXPIRES_S
 # Two schedulers may make it at the same time.
 _MAKING_TRIES = 5
-
-
-class _Delivery(NamedTuple):
-    """Fields of a delivered message, from its reply subject `$JS.ACK...`."""
-
-    sequence: int
-    timestamp: int
-
-    @property
-    def key(self) -> tuple[int, int]:
-        """Tells messages apart even when the stream was made anew and counts from 1 again."""
-        return self.sequence, self.timestamp
-
-
-def parse_delivery(reply: bytes) -> _Delivery:
-    """Read `$JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<time>.<pending>`, or its
-    longer form with domain and account in front of the stream.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    reply.decode("ascii")
-    tokens = reply.split(b".")
-    if len(tokens) < 9:
-        raise ValueError("too few tokens")
-    start = 4 if len(tokens) == 9 else 6
-    numbers = [int(token) for token in tokens[start : start + 5]]
-    if not all(0 <= number <= _MOST for number in numbers):
-        raise ValueError("a number that no server counts to")
-    return _Delivery(numbers[1], numbers[3])
 
 
 class Job:
@@ -89,7 +58,7 @@ class Job:
     def __init__(
         self,
         consumer: JobConsumer,
-        delivery: _Delivery,
+        delivery: Delivery,
         data: bytes,
         headers: Mapping[str, str],
         reply: str,
@@ -299,7 +268,7 @@ class JobConsumer:
             return
         self._take_in(delivery, reply.decode(), data, headers)
 
-    def _take_in(self, delivery: _Delivery, reply: str, data: bytes, headers: dict[str, str]) -> None:
+    def _take_in(self, delivery: Delivery, reply: str, data: bytes, headers: dict[str, str]) -> None:
         if (job := self._held.get(delivery.key)) is not None:
             job.reply = reply
         elif (answer := self._settled.get(delivery.key)) is not None:
@@ -438,14 +407,14 @@ class JobConsumer:
             if error.err_code in jetstream.CONSUMERS_OVERLAP:
                 raise _overlap() from None
             raise error.to_error() from error
-        self._leader = _leader_of(info)
+        self._leader = jetstream.leader_of(info)
         self._unconfirmed.clear()  # what they acknowledged is gone, or comes again and is told again
         self._confirmed.set()
         return True
 
     def _has_moved(self, info: Mapping[str, Any]) -> bool:
         """True if another server leads the consumer than when it was made, as far as is known."""
-        leader = _leader_of(info)
+        leader = jetstream.leader_of(info)
         self._leader = self._leader or leader
         if leader in ("", self._leader):
             return False
@@ -460,11 +429,6 @@ class JobConsumer:
         self._error = error
         self._arrived.set()
         self._wake.set()
-
-
-def _leader_of(info: Mapping[str, Any]) -> str:
-    """The server of a cluster that leads a consumer; "" for one without a cluster."""
-    return str((info.get("cluster") or {}).get("leader", ""))
 
 
 def _taken_over() -> Unavailable:

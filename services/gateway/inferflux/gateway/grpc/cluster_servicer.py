@@ -7,10 +7,10 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from inferflux.common.bus import Bus
 from inferflux.common.bus.scheduler_status import ask_schedulers, together
 from inferflux.common.contract.address import place_of

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import grpc
+import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-import grpc
-import grpc.aio
 from inferflux.common.calls import grpc_metadata
 from inferflux.common.calls.audit.policy_changes import asked, became
 from inferflux.common.calls.grpc_interceptor import current_call, note_change

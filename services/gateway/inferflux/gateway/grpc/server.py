@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc.aio
+
 from inferflux.common.bus import Bus
 from inferflux.common.calls.audit.writer import AuditTrail
 from inferflux.common.calls.grpc_interceptor import Admit

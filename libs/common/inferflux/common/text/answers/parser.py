@@ -401,7 +401,7 @@ class AnswerParser:
                 yield from self._addressed_call(calls, called, ends)
                 return
             if name != "assistant":
-                yield from self._skip(Markers(ends))
+                yield from self._tape.drop_before(Markers(ends))
                 return
         if any(word in channels.thoughts for word in words):
             yield from self._think(ends)
@@ -415,16 +415,9 @@ class AnswerParser:
         if not (yield from calls.one(name)):
             if calls.is_within or (tape.is_final and self._is_dropping and not tape):
                 calls.is_within &= tape.is_final
-                yield from self._skip(Markers(ends))
+                yield from tape.drop_before(Markers(ends))
                 return
             tape.rewind()
             tape.unmark()
             yield from self._text(Content, ends)
         tape.unmark()
-
-    def _skip(self, stops: Markers) -> Steps[None]:
-        while True:
-            _, stop = self._tape.take_before(stops)
-            if stop or self._tape.is_final:
-                return
-            yield

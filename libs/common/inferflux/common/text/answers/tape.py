@@ -159,6 +159,14 @@ class Tape:
         self._at = at
         return text, marker
 
+    def drop_before(self, stops: Markers) -> Steps[None]:
+        """Drop what comes before the first of `stops`, or the end."""
+        while True:
+            _, stop = self.take_before(stops)
+            if stop or self.is_final:
+                return
+            yield
+
     def take_object(self, scanner: BracketScanner) -> str:
         """Go on with an object, up to its end."""
         begin = self._at

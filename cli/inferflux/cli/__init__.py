@@ -1,0 +1,1 @@
+"""inferctl: the command line, and the stack of one machine."""

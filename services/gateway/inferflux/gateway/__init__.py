@@ -1,0 +1,1 @@
+"""Gateway: authenticates callers, prepares their requests, and streams answers back over gRPC and HTTP."""

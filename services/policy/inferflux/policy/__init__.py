@@ -1,0 +1,1 @@
+"""Policy: holds keys, limits and guardrails, and decides what a caller may do."""
