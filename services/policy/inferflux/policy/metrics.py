@@ -1,4 +1,4 @@
-"""What the policy service counts."""
+"""Metrics of the policy service."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ModelLabels:
 
 
 class DecisionMetrics:
-    """What decision backends have decided, and what became of their files."""
+    """Decisions of backends, and loads of their files."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         declare = Declare(registry)

@@ -1,4 +1,4 @@
-"""What each of policy's methods asks of its callers, and how large its messages may be."""
+"""Rules of policy's methods: the scope of a caller, and the largest message."""
 
 from __future__ import annotations
 

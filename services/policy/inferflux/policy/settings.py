@@ -1,4 +1,4 @@
-"""What can be set about the policy service: `INFERFLUX_POLICY_...`, beside what every service shares."""
+"""Settings of the policy service: `INFERFLUX_POLICY_...`, beside what every service shares."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whether a call may go on (pure, but for what backends are asked)."""
+"""Decisions whether a call may go on (pure, but for what backends are asked)."""

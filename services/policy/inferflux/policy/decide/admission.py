@@ -37,7 +37,7 @@ class Holder:
 def identify(
     credential: str, key: ApiKeyRecord | None, *, roles: Sequence[Role] = (), now_unix_ms: int
 ) -> Holder:
-    """Who calls.
+    """The caller of a request.
 
     Args:
         key: the record of `credential`; None when there is no such key.
@@ -56,7 +56,7 @@ def identify(
 
 
 def identify_token(token: TokenHolder, *, roles: Sequence[Role] = ()) -> Holder:
-    """Who calls, of a token that was verified.
+    """Identify the holder of a token that was verified.
 
     Args:
         roles: those of the token that there are.

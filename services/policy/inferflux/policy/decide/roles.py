@@ -82,7 +82,7 @@ BUILTIN: Mapping[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a key may do.
+    """Scopes and models of a key.
 
     Attributes:
         scopes: those it has and those that they include.
@@ -99,7 +99,7 @@ class Access:
 
 
 def access_of(key: ApiKeyRecord, roles: Iterable[Role]) -> Access:
-    """What the key may do.
+    """The access that a key has by itself and by its roles.
 
     Args:
         roles: those of the key that there are.
@@ -114,7 +114,7 @@ def access_of(key: ApiKeyRecord, roles: Iterable[Role]) -> Access:
 
 
 def check_may_manage(actor: Access, *others: Access) -> None:
-    """Who is no administrator gives, changes and takes away only what it has itself.
+    """Check that a holder who is no administrator gives, changes and takes away only what it has itself.
 
     Raises:
         PermissionDenied: it would reach further than its own scopes and models.
@@ -137,7 +137,7 @@ def check_may_give_priority(actor: Access, *, own: int, given: int) -> None:
 
 
 def check_may_give_models(actor: Access, *, own: Sequence[str], given: Sequence[str]) -> None:
-    """What a key lists is held to its models too, whatever its scopes.
+    """Check models that a key lists against those of its maker, whatever its scopes.
 
     Args:
         own: patterns of the models that the giver's key is held to; empty: it is not.

@@ -1,4 +1,4 @@
-"""What a finished request adds to its tenant's counters. No I/O."""
+"""Usage that a finished request adds to its tenant's counters. No I/O."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class SettledRequest:
 
     @property
     def tokens(self) -> int:
-        """What it is charged in tokens."""
+        """The tokens that it is charged."""
         return self.prompt_tokens + self.completion_tokens
 
     def counters(self) -> dict[str, int]:
-        """What is added to the tenant's counters, by name."""
+        """Amounts for the tenant's counters, by name."""
         return {
             "requests": 1,
             "prompt_tokens": self.prompt_tokens,

@@ -1,1 +1,1 @@
-"""What administrators do with keys, roles, limits and guardrails."""
+"""Administration of keys, roles, limits and guardrails."""

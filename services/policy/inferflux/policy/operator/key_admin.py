@@ -1,4 +1,4 @@
-"""What administrators do with keys: check it, change the store, say what is there now."""
+"""Keys, as administrators make, list, change and revoke them: check, change the store, answer."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class KeyAdmin:
         return access_of(record, await self._store.find_roles(record.roles))
 
     async def _checked(self, record: ApiKeyRecord, *, field: str = "") -> Access:
-        """What a key would be able to do.
+        """Scopes and models that a key would have.
 
         Raises:
             InvalidArgument: nothing at all, or it names a role that is not there.

@@ -1,4 +1,4 @@
-"""What administrators do with limits."""
+"""Limits, as administrators list, set and delete them."""
 
 from __future__ import annotations
 

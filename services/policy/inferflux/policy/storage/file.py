@@ -43,7 +43,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What a file had when it was read.
+    """The content of a file when it was read.
 
     Attributes:
         mark: its first bytes, which no two contents share; empty where there was no file.
@@ -101,7 +101,7 @@ class FileTable:
         pass
 
     async def _in_time(self, work: Callable[[], _Result]) -> _Result:
-        """What a thread of its own returns.
+        """Do some work in a thread of its own.
 
         Raises:
             Unavailable: the file cannot be used, or not in time.
@@ -144,7 +144,7 @@ class FileTable:
             return True
 
     def _load(self) -> _Content:
-        """What the file has now.
+        """The content that the file has now.
 
         Raises:
             WrongPassphrase: it was encrypted with another one.

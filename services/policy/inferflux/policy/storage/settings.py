@@ -1,4 +1,4 @@
-"""What can be set about where policy keeps what administrators set."""
+"""Settings of policy's storage."""
 
 from __future__ import annotations
 

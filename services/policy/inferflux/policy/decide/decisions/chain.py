@@ -65,7 +65,7 @@ class Asked:
         self._said_at_s = -_LOG_EVERY_S
 
     def forget(self) -> None:
-        """What was decided before is not to be used again."""
+        """Forget decisions that were made before."""
         self._epoch += 1
         self._cache.clear()
 
@@ -165,7 +165,7 @@ async def _ask(backends: Sequence[Asked], facts: Facts) -> None:
 
 
 def _denied(backend: str, reason: str) -> PermissionDenied:
-    """What a caller is told. A reason is text out of rules: it becomes one line of bounded length."""
+    """The error of a refusal. A reason is text out of rules: it becomes one line of bounded length."""
     plain = "".join(c if c.isprintable() else " " for c in reason[:_MAX_REASON_LENGTH]).strip()
     message = f"{backend}: {plain or 'refused'}"
     error = PermissionDenied(message, reason=DENIED)

@@ -1,4 +1,4 @@
-"""What a decision is about, and what a decision is. No I/O, no clock."""
+"""Facts that a decision is about, and decisions. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Who wants to do what. Equal facts get equal decisions.
+    """A caller, and the call that it wants to make. Equal facts get equal decisions.
 
     Attributes:
         method: `InferenceService/Chat`, or `POST /v1/chat/completions`.
@@ -75,7 +75,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a backend says.
+    """The answer of a backend.
 
     Attributes:
         reason: why it is refused, in the backend's words.
@@ -149,7 +149,7 @@ def facts_of_reservation(request: policy_pb2.ReserveRequest) -> Facts:
 
 
 def to_message(facts: Facts) -> policy_pb2.DecisionFacts:
-    """What a gateway is to say again when it reserves."""
+    """The facts that a gateway sends again when it reserves."""
     return policy_pb2.DecisionFacts(
         method=facts.method,
         scopes=facts.scopes,

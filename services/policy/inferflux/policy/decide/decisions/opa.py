@@ -44,7 +44,7 @@ def input_of(facts: Facts) -> dict[str, Any]:
 
 
 def parse_answer(answer: object) -> Decision:
-    """What OPA has answered. Whatever is no clear yes or no is no decision.
+    """Read an answer of OPA. Whatever is no clear yes or no is no decision.
 
     Raises:
         BackendFailed: the document is not there, or has another shape.

@@ -26,7 +26,7 @@ Work = Callable[[Shutdown], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What `open_decisions` has made.
+    """The result of `open_decisions`.
 
     Attributes:
         decisions: None where policy decides alone.

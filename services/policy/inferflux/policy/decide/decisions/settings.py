@@ -1,4 +1,4 @@
-"""What can be set about decision backends."""
+"""Settings of decision backends."""
 
 from __future__ import annotations
 

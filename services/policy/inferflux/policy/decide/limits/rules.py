@@ -98,7 +98,7 @@ def parse_subject(text: str, *, field: str = "subject") -> str:
 
 
 def parse_limits(given: Mapping[str, int], *, field: str) -> Mapping[str, int]:
-    """Those that are not 0.
+    """Check limits, and leave out those that are 0.
 
     Raises:
         InvalidArgument: one is out of range.
@@ -109,7 +109,7 @@ def parse_limits(given: Mapping[str, int], *, field: str) -> Mapping[str, int]:
 
 
 def over_limit(refused: Mapping[str, Any], *, asked_tokens: int) -> ResourceExhausted:
-    """What a caller is told that is over a limit.
+    """The error of a caller that is over a limit.
 
     Args:
         refused: of the limiter: `subject`, `name`, `limit`, `used`, `wait_ms`.

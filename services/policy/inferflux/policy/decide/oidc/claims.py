@@ -1,4 +1,4 @@
-"""What the claims of a verified token say: whether it holds now, and who its holder is. No I/O, no clock."""
+"""Claims of a verified token: whether it holds now, and who its holder is. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class TokenHolder:
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """Who it is, for audit lines."""
+        """The identity of the holder, for audit lines."""
         return {"issuer": self.issuer, "subject": self.subject}
 
 
 def holder_of(claims: Mapping[str, Any], issuer: Issuer, *, now_s: float) -> TokenHolder:
-    """Who holds the token.
+    """Find the holder of a token.
 
     Args:
         claims: of a token whose signature is the issuer's.

@@ -1,4 +1,4 @@
-"""What policy is told of an issuer: whose tokens it takes, and what their claims mean. No I/O."""
+"""An issuer as it is set: whose tokens are taken, and what their claims mean. No I/O."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ class KeyCache:
         self._asked_s: float | None = None
 
     def has_keys(self, now_s: float) -> bool:
-        """Whether the issuer has answered, and lately enough for its keys to hold."""
+        """True if the issuer has answered, and lately enough for its keys to hold."""
         return self._got_s is not None and now_s - self._got_s < self._times.stale_s
 
     def find(self, kid: str, algorithm: str, now_s: float) -> VerifyingKey | None:
         return self._keys.find(kid, algorithm) if self.has_keys(now_s) else None
 
     def may_ask(self, now_s: float) -> bool:
-        """Whether a token may be the cause of a question; sooner where there are no keys at all."""
+        """True if a token may be the cause of a question; sooner where there are no keys at all."""
         if self._asked_s is None:
             return True
         wait_s = self._times.retry_s if self.has_keys(now_s) else min(1.0, self._times.retry_s)

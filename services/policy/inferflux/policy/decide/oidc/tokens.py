@@ -45,7 +45,7 @@ class TokenRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Unverified:
-    """What a token says of itself. Anyone can have written it.
+    """The claims of a token about itself. Anyone can have written it.
 
     Attributes:
         kid: names the key; "" where it names none.

@@ -1,1 +1,1 @@
-"""What administrators have set, as one document: exported, and imported again."""
+"""Everything that administrators have set as one document: exported, and imported again."""

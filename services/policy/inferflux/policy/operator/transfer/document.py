@@ -50,7 +50,7 @@ class GuardrailSet:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What is set, by name. A key of a document may have no digest."""
+    """Settings of administrators, by name. A key of a document may have no digest."""
 
     roles: Mapping[str, Role] = field(default_factory=dict)
     rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def to_document(state: PolicyState, *, with_hashes: bool, now_ms: int) -> policy
 
 
 def parse_document(document: policy_pb2.PolicyDocument, *, now_ms: int) -> PolicyState:
-    """What a document sets. Takes long for many guardrails.
+    """Read a document. Takes long for many guardrails.
 
     Raises:
         InvalidArgument: a field is wrong, or two items have one name.
@@ -197,8 +197,8 @@ def state_of(
     guardrails: Sequence[GuardrailSet],
     all_keys: Sequence[ApiKeyRecord],
 ) -> PolicyState:
-    """What is stored, in this order; without roles that every InferFlux has, and without a key's roles that
-    are gone: these give it nothing.
+    """Items that are stored, in this order; without roles that every InferFlux has, and without a key's roles
+    that are gone: these give it nothing.
     """
     names = {role.name for role in roles}
     return PolicyState(

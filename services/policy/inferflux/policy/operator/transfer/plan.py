@@ -1,4 +1,4 @@
-"""What an import would change: a document beside what is stored. No I/O."""
+"""Changes that an import would make: a document beside what is stored. No I/O."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Change:
 
     @property
     def version(self) -> int:
-        """Of the stored item; 0: there is none."""
+        """The version of the stored item; 0: there is none."""
         return 0 if self.old is None else self.old.version
 
     def message(self) -> policy_pb2.PolicyChange:
