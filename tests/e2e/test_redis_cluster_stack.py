@@ -12,7 +12,7 @@ from inferflux.cli.stack import Stack, StackOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240), pytest.mark.long]
 
-KEYS = "inferflux:{keys}:index"
+KEYS = "inferflux:{policy}:revision"
 
 
 async def test_one_policy_process_and_one_primary_may_be_lost(tmp_path: Path) -> None:

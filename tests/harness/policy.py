@@ -13,14 +13,19 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc.aio
 import pytest
 from harness.audit import AUDIT_KEY
 from harness.starting import start
+from prometheus_client import CollectorRegistry
 
 from inferflux.cli.stack.servers import free_port
 from inferflux.common.calls import grpc_client
+from inferflux.common.process.lifecycle import Shutdown
+from inferflux.policy.app import serve
+from inferflux.policy.settings import PolicySettings
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 SERVICE_KEY = "a-service-key-of-tests"
@@ -129,9 +134,12 @@ class PolicyProcess:
         await until(is_so)
 
     async def _readiness_alive(self) -> dict[str, Any]:
+        self._assert_alive()
+        return await self.readiness()
+
+    def _assert_alive(self) -> None:
         assert self.process is not None
         assert self.process.poll() is None, self.log_path.read_text()
-        return await self.readiness()
 
     async def metric(self, name: str) -> float:
         """The value of a metric, named with its labels as `/metrics` has it; 0 where it is not there."""
@@ -197,6 +205,29 @@ class PolicyProcess:
         request = policy_pb2.GetRateLimitRequest(subject=subject)
         answer = await self.stranger.GetRateLimit(request, metadata=bearer(admin), timeout=10)
         return {usage.name: usage.used for usage in answer.usage}
+
+
+class PolicyInLoop(PolicyProcess):
+    """The policy service in the test's own loop, for tests that neither kill it nor read its log."""
+
+    _shutdown: Shutdown
+    _served: asyncio.Task[None]
+
+    def start(self) -> None:
+        self._shutdown = Shutdown()
+        with patch.dict(os.environ, self.environment):
+            settings = PolicySettings()
+        self._served = asyncio.create_task(serve(settings, self._shutdown, CollectorRegistry()))
+
+    async def close(self) -> None:
+        await self.channel.close()
+        self._shutdown.request()
+        await self._served
+
+    def _assert_alive(self) -> None:
+        if self._served.done():
+            self._served.result()
+            raise AssertionError("it has ended")
 
 
 def bearer(secret: str) -> tuple[tuple[str, str], ...]:

@@ -10,15 +10,17 @@ from typing import Protocol, cast
 
 import pytest
 import redis.asyncio
-from harness.policy import PolicyProcess
+from harness.policy import PolicyInLoop, PolicyProcess
 from harness.postgres import Postgres
 from harness.redis_cluster import ClusterServers
 from harness.servers import ServerProcess
 
 from inferflux.policy.decide import keys
 from inferflux.policy.storage.file import PATH
+from inferflux.policy.storage.redis.table import ROWS
 from inferflux.policy.storage.sealed import PASSPHRASE
 from inferflux.policy.storage.settings import SQL_URL, STORAGE
+from inferflux.policy.storage.table import KEY, Row
 
 from . import storages
 
@@ -45,6 +47,24 @@ async def start_policy(tmp_path: Path) -> AsyncIterator[StartPolicy]:
         await process.close()
 
 
+@pytest.fixture
+async def serve_policy(tmp_path: Path) -> AsyncIterator[StartPolicy]:
+    """Serve policy in the test's own loop, until the test ends."""
+    async with AsyncExitStack() as stack:
+
+        async def start(redis_url: str, *, wait: bool = True, **variables: str) -> PolicyProcess:
+            # Storages share the loop with the test: they may take their time.
+            patient = {"INFERFLUX_POLICY_STORE_TIMEOUT_S": "10", **variables}
+            policy = PolicyInLoop(tmp_path, redis_url, **patient)
+            policy.start()
+            stack.push_async_callback(policy.close)
+            if wait:
+                await policy.wait_ready()
+            return policy
+
+        yield start
+
+
 @dataclass(frozen=True)
 class Running:
     """One policy process, its admin key, and the store under it, with a client of all its keys."""
@@ -53,6 +73,11 @@ class Running:
     admin: str
     redis: redis.asyncio.Redis
     url: str
+
+
+async def is_kept(running: Running, secret: str) -> bool:
+    """Whether Redis has the row of a key."""
+    return bool(await running.redis.hexists(ROWS, Row(KEY, keys.digest_of(secret)).text))
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,14 @@ from inferflux.policy.settings import PolicySettings
 from inferflux.policy.storage.guarded import StoreGuard
 from inferflux.policy.storage.interface import Storage
 from inferflux.policy.storage.opening import storage_of
+from inferflux.policy.storage.redis.table import RedisTable
 from inferflux.policy.storage.sealed import PASSPHRASE, TAKES_CLEAR
+from inferflux.policy.storage.table import Edits
 
 PASSPHRASE_OF_TESTS = "a-passphrase-of-tests"
 OTHER_PASSPHRASE = "another-passphrase-of-tests"
-NAMES = ("redis", "redis-encrypted", "file", "sqlite", "sqlite-encrypted", "postgres")
+# Each kind once, in clear or encrypted: `test_storage_encryption` has others.
+NAMES = ("redis", "file", "sqlite-encrypted", "postgres")
 _FAST = 1 << 14
 _TIMEOUT_S = 10.0
 
@@ -55,6 +58,14 @@ class Opened:
     async def aclose(self) -> None:
         await self.storage.aclose()
         await self.redis.aclose()
+
+
+async def write_rows(url: str, rows: Edits) -> None:
+    """Write rows of a table in Redis, as another policy process does it."""
+    async with store.connect(url) as client:
+        table = RedisTable(client, StoreGuard(timeout_s=_TIMEOUT_S))
+        revision = (await table.changes(0)).revision
+        assert await table.write(rows, expected=revision, revision=revision + 1)
 
 
 async def opened(place: Place, *, timeout_s: float = _TIMEOUT_S) -> Opened:

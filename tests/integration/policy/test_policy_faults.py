@@ -17,7 +17,7 @@ from harness.servers import ServerProcess
 from inferflux.cli.stack.servers import free_port
 from inferflux.common.contract.errors import Unavailable, from_rpc
 from inferflux.policy.decide import keys
-from inferflux.policy.decide.guardrails.sets import MAX_AGE_S
+from inferflux.policy.storage.tables.view import MAX_AGE_S
 from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 
@@ -35,16 +35,23 @@ async def health(policy: PolicyProcess) -> int:
 
 
 async def assert_refused_in_time(policy: PolicyProcess, secret: str) -> None:
-    started = time.monotonic()
-    error = await refusal(policy.admit(secret))
-    assert time.monotonic() - started < 1.0
+    error = None
+    began = asked = time.monotonic()
+    while error is None:
+        assert asked - began < 2 * MAX_AGE_S, "what is in memory is used for too long"
+        asked = time.monotonic()
+        try:
+            await policy.admit(secret)
+        except grpc.aio.AioRpcError as raised:
+            error = raised
+    assert time.monotonic() - asked < 1.0
     assert error.code() is grpc.StatusCode.UNAVAILABLE
-    raised = from_rpc(error)
-    assert isinstance(raised, Unavailable)
-    assert raised.retry_delay_s
+    told = from_rpc(error)
+    assert isinstance(told, Unavailable)
+    assert told.retry_delay_s
     # Where the store is, and as whom policy calls it, is for the log.
-    assert raised.message.startswith(("the policy store does not answer", "the policy store did not answer"))
-    assert "127.0.0.1" not in raised.message
+    assert told.message.startswith(("the policy store does not answer", "the policy store did not answer"))
+    assert "127.0.0.1" not in told.message
 
 
 async def test_without_redis_every_call_is_refused_within_a_second_and_readiness_says_so(
@@ -167,7 +174,9 @@ async def test_keys_and_counters_survive_a_kill_of_redis(
         assert (await UsageStore(client, timeout_s=5).usage("acme"))["completion_tokens"] == 9
 
 
-async def test_two_processes_agree_at_once(private_valkey: ServerProcess, start_policy: StartPolicy) -> None:
+async def test_two_processes_agree_on_new_keys_at_once_and_on_revoked_ones_soon(
+    private_valkey: ServerProcess, start_policy: StartPolicy
+) -> None:
     secret = keys.generate()
     left, right = await asyncio.gather(
         *(start_policy(private_valkey.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=secret) for _ in range(2))
@@ -176,6 +185,8 @@ async def test_two_processes_agree_at_once(private_valkey: ServerProcess, start_
         made = await maker.create_key(secret)
         assert (await other.admit(made.secret)).key_id == made.api_key.key_id
         await other.revoke(secret, made.api_key.key_id)
+        assert (await refusal(other.admit(made.secret))).code() is grpc.StatusCode.UNAUTHENTICATED
+        await asyncio.sleep(MAX_AGE_S)  # the longest time that what is in memory is used
         assert (await refusal(maker.admit(made.secret))).code() is grpc.StatusCode.UNAUTHENTICATED
 
     usage = generation_pb2.Usage(completion_tokens=1)
@@ -192,7 +203,7 @@ async def test_two_processes_agree_at_once(private_valkey: ServerProcess, start_
         assert (await UsageStore(client, timeout_s=5).usage("acme"))["requests"] == 1
 
 
-async def test_an_admission_is_one_round_trip(
+async def test_an_admission_asks_redis_nothing_but_whether_anything_has_changed(
     private_valkey: ServerProcess, start_policy: StartPolicy
 ) -> None:
     secret = keys.generate()
@@ -211,10 +222,8 @@ async def test_an_admission_is_one_round_trip(
         stats = await client.info("commandstats")
     calls = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
     ours = {k: v for k, v in calls.items() if k not in {"info", "config|resetstat"}}
-    # Whether guardrails were changed: a script, which reads one value.
-    n_asked = ours.pop("evalsha", 0)
-    assert ours.pop("get", 0) == n_asked <= took_s / MAX_AGE_S + 1
-    assert ours == {"hgetall": 50}
+    assert ours.pop("get", 0) <= took_s / MAX_AGE_S + 1
+    assert ours == {}
 
 
 async def test_an_idle_process_is_small(running: Running) -> None:
@@ -352,9 +361,7 @@ async def test_redis_that_refuses_policy_its_commands_is_seen_in_readiness(
     policy = await start_policy(private_valkey.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=secret)
     admin = redis.asyncio.Redis.from_url(private_valkey.url)
     async with admin:
-        await admin.acl_setuser(
-            "default", enabled=True, nopass=True, categories=["+@all"], commands=["-sismember"]
-        )
+        await admin.acl_setuser("default", enabled=True, nopass=True, categories=["+@all"], commands=["-get"])
         await policy.wait_without_store()
         await admin.acl_setuser("default", enabled=True, nopass=True, categories=["+@all"])
     await policy.wait_ready()

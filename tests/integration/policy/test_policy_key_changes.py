@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -15,9 +16,11 @@ from harness.policy import bearer, refusal, until
 from inferflux.common.calls import grpc_metadata
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.policy.decide import keys
+from inferflux.policy.storage.table import KEY, Row
 from inferflux.v1 import policy_pb2
 
-from .conftest import Running
+from .conftest import Running, is_kept
+from .storages import write_rows
 
 
 def at(unix_s: float) -> Timestamp:
@@ -181,8 +184,7 @@ async def test_a_change_counts_for_both_secrets_and_so_does_a_revocation(running
     await running.policy.revoke(running.admin, key_id)
     for secret in (made.secret, rotated.secret):
         assert await reason_of(running.policy.admit(secret)) == "UNKNOWN_API_KEY"
-        digest = keys.digest_of(secret).encode()
-        assert all(digest not in name for name in await running.redis.keys("*"))
+        assert not await is_kept(running, secret)
 
 
 @pytest.mark.parametrize("overlap_s", [90 * 86_400 + 1])
@@ -324,15 +326,22 @@ async def test_who_is_held_to_models_cannot_give_others(running: Running) -> Non
         assert await reason_of(call) == "BEYOND_OWN_SCOPES"
 
 
+async def is_admitted(running: Running, secret: str) -> bool:
+    try:
+        await running.policy.admit(secret)
+    except grpc.aio.AioRpcError as error:
+        return from_rpc(error).reason != "UNKNOWN_API_KEY"
+    return True
+
+
 async def test_a_key_of_an_earlier_version_goes_on_working(running: Running) -> None:
     """As versions before roles, expiry and rotation stored it."""
     secret = keys.generate()
     digest = keys.digest_of(secret)
     fields = {"tenant": "elder", "name": "old", "scopes": "inference models", "created_at": "7"}
     key_id = keys.key_id_of(digest)
-    for name, value in (fields | {"key_id": key_id}).items():
-        await running.redis.hset(f"inferflux:{{keys}}:key:{digest}", name, value)
-    await running.redis.hset("inferflux:{keys}:index", key_id, digest)
+    await write_rows(running.url, {Row(KEY, digest): json.dumps(fields | {"key_id": key_id})})
+    await until(lambda: is_admitted(running, secret))
     admitted = await running.policy.admit(secret, "models")
     assert (admitted.tenant, admitted.max_priority, list(admitted.models)) == ("elder", 4, [])
     (listed,) = await running.policy.list_keys(running.admin, tenant="elder")

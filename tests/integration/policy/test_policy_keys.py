@@ -6,19 +6,19 @@ from typing import Any
 
 import grpc
 import pytest
-from harness.policy import bearer, refusal
+from harness.policy import bearer, refusal, until
 
 from inferflux.common.calls import grpc_client
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
-from inferflux.common.redis.store import connect
 from inferflux.policy.decide import keys
 from inferflux.policy.decide.keys import ApiKeyRecord
-from inferflux.policy.storage.guarded import StoreGuard
-from inferflux.policy.storage.redis.keys import RedisKeys
+from inferflux.policy.storage.redis.table import REVISION
+from inferflux.policy.storage.tables.rows import key_row
 from inferflux.v1 import policy_pb2
 
-from .conftest import Running
+from .conftest import Running, is_kept
+from .storages import write_rows
 
 
 async def test_a_made_key_admits_for_its_scopes_and_no_others(running: Running) -> None:
@@ -90,8 +90,7 @@ async def test_revoking_leaves_nothing_of_the_key(running: Running) -> None:
     made = await running.policy.create_key(running.admin)
     await running.policy.revoke(running.admin, made.api_key.key_id)
     assert made.api_key.key_id not in {k.key_id for k in await running.policy.list_keys(running.admin)}
-    digest = keys.digest_of(made.secret).encode()
-    assert all(digest not in name for name in await running.redis.keys("*"))
+    assert not await is_kept(running, made.secret)
     error = await refusal(running.policy.revoke(running.admin, made.api_key.key_id))
     assert error.code() is grpc.StatusCode.NOT_FOUND
 
@@ -150,14 +149,14 @@ async def test_admit_names_the_field_that_is_wrong(
 async def test_a_key_that_cannot_be_made_leaves_nothing_behind(
     running: Running, field: str, changes: dict[str, Any]
 ) -> None:
-    before = await running.redis.dbsize()
+    before = (await running.redis.dbsize(), await running.redis.get(REVISION))
     fields: dict[str, Any] = {"tenant": "acme", "name": "ci", "scopes": ["inference"]}
     request = policy_pb2.CreateApiKeyRequest(**(fields | changes))
     error = await refusal(running.policy.stub.CreateApiKey(request, metadata=bearer(running.admin)))
     raised = from_rpc(error)
     assert isinstance(raised, InvalidArgument)
     assert raised.field == field
-    assert await running.redis.dbsize() == before
+    assert (await running.redis.dbsize(), await running.redis.get(REVISION)) == before
 
 
 async def test_keys_are_managed_by_admins_alone(running: Running) -> None:
@@ -197,23 +196,26 @@ async def test_the_list_says_everything_but_the_secret(running: Running) -> None
 
 
 async def test_a_list_is_whole_however_many_keys_there_are(running: Running) -> None:
-    client = connect(running.url)
-    store = RedisKeys(client, StoreGuard(timeout_s=5))
-    digests = {keys.digest_of(f"many-{i}") for i in range(1000)}
-    for digest in digests:
-        await store.add(ApiKeyRecord(digest, "many", "one of many", (Scope.MODELS,), 7))
-    listed = await running.policy.list_keys(running.admin, tenant="many")
-    assert {k.key_id for k in listed} == {keys.key_id_of(d) for d in digests}
-    assert all(k.created_at.ToMilliseconds() == 7 for k in listed)
-    for digest in digests:
-        assert await store.revoke(keys.key_id_of(digest), version=1)
-    await client.aclose()
-    assert not await running.policy.list_keys(running.admin, tenant="many")
+    made = [ApiKeyRecord(keys.digest_of(f"many-{i}"), "many", "one", (Scope.MODELS,), 7) for i in range(1000)]
+    rows = dict(key_row(record) for record in made)
+
+    async def listed() -> set[tuple[str, int]]:
+        found = await running.policy.list_keys(running.admin, tenant="many")
+        return {(key.key_id, key.created_at.ToMilliseconds()) for key in found}
+
+    async def are_listed(*expected: ApiKeyRecord) -> bool:
+        return await listed() == {(record.key_id, 7) for record in expected}
+
+    await write_rows(running.url, rows)
+    await until(lambda: are_listed(*made))
+    await write_rows(running.url, dict.fromkeys(rows))
+    await until(are_listed)
 
 
 async def test_redis_never_sees_a_key_itself(running: Running) -> None:
     made = await running.policy.create_key(running.admin)
     await running.policy.admit(made.secret)
+    assert await is_kept(running, made.secret)
     for name in await running.redis.keys("*"):
         content = await running.redis.dump(name) or b""
         for secret in (made.secret, running.admin):

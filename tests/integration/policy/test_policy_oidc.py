@@ -104,7 +104,7 @@ async def unavailable(policy: PolicyProcess, token: str) -> None:
 
 
 async def test_a_user_of_a_provider_by_others_is_admitted(
-    start_policy: StartPolicy, policy_valkey: ServerProcess, provider: Provider
+    serve_policy: StartPolicy, policy_valkey: ServerProcess, provider: Provider
 ) -> None:
     fields = {
         "issuer": provider.issuer,
@@ -114,7 +114,7 @@ async def test_a_user_of_a_provider_by_others_is_admitted(
         "roles_claim": "groups",
         "roles": {"staff": ["user"]},
     }
-    policy = await start_policy(policy_valkey.url, **issuers_variables(fields))
+    policy = await serve_policy(policy_valkey.url, **issuers_variables(fields))
     claims = {"company": {"name": "Acme Ltd."}, "groups": ["staff", "everyone"]}
     token = await provider.id_token("alice", "inferflux", **claims)
     admitted = await policy.admit(token)
@@ -166,9 +166,9 @@ async def test_keys_are_admitted_as_before(taking: Taking) -> None:
 
 
 async def test_without_issuers_a_token_is_an_unknown_key(
-    start_policy: StartPolicy, policy_valkey: ServerProcess, taking: Taking
+    serve_policy: StartPolicy, policy_valkey: ServerProcess, taking: Taking
 ) -> None:
-    policy = await start_policy(policy_valkey.url)
+    policy = await serve_policy(policy_valkey.url)
     error = await refusal(policy.admit(good(taking.issuer)))
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
     assert from_rpc(error).reason == "UNKNOWN_API_KEY"
@@ -321,11 +321,11 @@ async def test_why_tokens_are_refused_is_counted(taking: Taking) -> None:
 
 @pytest.mark.parametrize("where", ["discovery", "well-known", "url"])
 async def test_keys_are_found_where_the_setting_says(
-    start_policy: StartPolicy, policy_valkey: ServerProcess, where: str
+    serve_policy: StartPolicy, policy_valkey: ServerProcess, where: str
 ) -> None:
     async with scripted(EC) as issuer:
         more = {"jwks_url": f"{issuer.issuer}/keys"} if where == "url" else {"keys_at": where}
-        policy = await start_policy(policy_valkey.url, **issuers_variables(fields_of(issuer, **more)))
+        policy = await serve_policy(policy_valkey.url, **issuers_variables(fields_of(issuer, **more)))
         await policy.admit(good(issuer))
         expected = {
             "discovery": {"/.well-known/openid-configuration", "/keys"},
@@ -347,10 +347,10 @@ async def test_keys_are_asked_for_through_the_proxy_of_the_environment(
 
 
 async def test_keys_are_asked_for_before_they_are_needed_and_kept(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
-        policy = await start_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
+        policy = await serve_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
         await until(_asked(issuer, 2))
         for _ in range(20):
             await policy.admit(good(issuer))
@@ -360,11 +360,11 @@ async def test_keys_are_asked_for_before_they_are_needed_and_kept(
 
 
 async def test_a_new_key_is_asked_for_and_one_that_was_taken_back_is_refused(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
         variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_RETRY_S": "0.2"}
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         old = good(issuer)
         await policy.admit(old)
         issuer.publish(EC)
@@ -381,11 +381,11 @@ async def test_a_new_key_is_asked_for_and_one_that_was_taken_back_is_refused(
 
 
 async def test_unknown_keys_do_not_have_the_issuer_asked_again_and_again(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
         variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_RETRY_S": "600"}
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         await policy.admit(good(issuer))
         asked = len(issuer.asked)
         tokens = [RSA.sign(claims_of(issuer.issuer, org="acme"), kid=f"invented-{i}") for i in range(50)]
@@ -394,11 +394,11 @@ async def test_unknown_keys_do_not_have_the_issuer_asked_again_and_again(
 
 
 async def test_keys_are_fresh_again_after_a_while_without_any_token(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
         variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_REFRESH_S": "1"}
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         old = good(issuer)
         await policy.admit(old)
         issuer.publish(EC)
@@ -423,13 +423,13 @@ def _asked(issuer: ScriptedIssuer, n: int) -> Any:
 
 
 async def test_while_an_issuer_is_away_and_no_key_is_known_its_tokens_are_unavailable_and_keys_are_not(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     admin = keys.generate()
     async with scripted(RSA) as issuer:
         await issuer.stop()
         variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_BOOTSTRAP_KEY": admin}
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         await unavailable(policy, good(issuer))
         await policy.admit(admin)
         await issuer.start(issuer.port)
@@ -445,13 +445,13 @@ async def test_while_an_issuer_is_away_and_no_key_is_known_its_tokens_are_unavai
 
 
 async def test_an_issuer_that_never_answers_holds_up_no_call_for_long(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     admin = keys.generate()
     async with scripted(RSA) as issuer:
         issuer.is_silent = True
         variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_BOOTSTRAP_KEY": admin}
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         started = time.monotonic()
         waiting = [unavailable(policy, good(issuer)) for _ in range(30)]
         await asyncio.gather(*waiting, policy.admit(admin))
@@ -460,12 +460,12 @@ async def test_an_issuer_that_never_answers_holds_up_no_call_for_long(
 
 
 async def test_tokens_of_an_issuer_that_never_answers_keep_no_places_from_other_calls(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     """Each of them waiting for a second, one after the other, would take longer than this limit."""
     async with scripted(RSA) as issuer:
         issuer.is_silent = True
-        policy = await start_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
+        policy = await serve_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
         started = time.monotonic()
         for _ in range(20):
             await unavailable(policy, good(issuer))
@@ -473,11 +473,11 @@ async def test_tokens_of_an_issuer_that_never_answers_keep_no_places_from_other_
 
 
 async def test_a_new_key_of_an_issuer_that_is_slow_is_unavailable_and_not_wrong(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
         variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_RETRY_S": "0.1"}
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         await policy.admit(good(issuer))
         issuer.is_silent = True
 
@@ -490,14 +490,14 @@ async def test_a_new_key_of_an_issuer_that_is_slow_is_unavailable_and_not_wrong(
 
 
 async def test_keys_that_are_too_old_hold_no_longer(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
         variables = issuers_variables(fields_of(issuer)) | {
             "INFERFLUX_POLICY_OIDC_KEYS_REFRESH_S": "1",
             "INFERFLUX_POLICY_OIDC_KEYS_STALE_S": "2",
         }
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         await policy.admit(good(issuer))
         await issuer.stop()
 
@@ -512,11 +512,11 @@ async def test_keys_that_are_too_old_hold_no_longer(
 
 
 async def test_policy_asks_no_private_address_that_a_setting_does_not_allow(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
         fields = fields_of(issuer, keys_at="well-known")
-        policy = await start_policy(policy_valkey.url, **issuers_variables(fields, networks=""))
+        policy = await serve_policy(policy_valkey.url, **issuers_variables(fields, networks=""))
         await unavailable(policy, good(issuer))
         assert issuer.asked == []
 
@@ -535,7 +535,7 @@ async def test_policy_asks_no_private_address_that_a_setting_does_not_allow(
     ],
 )
 async def test_a_discovery_document_cannot_lead_policy_to_what_is_private(
-    start_policy: StartPolicy, policy_valkey: ServerProcess, jwks_uri: Any
+    serve_policy: StartPolicy, policy_valkey: ServerProcess, jwks_uri: Any
 ) -> None:
     """The issuer's own address is allowed here, and 127.0.0.2, beside it, is not."""
     internal = ScriptedIssuer(STRANGER)
@@ -546,7 +546,7 @@ async def test_a_discovery_document_cannot_lead_policy_to_what_is_private(
         url = jwks_uri.format(host="127.0.0.2", port=port) if isinstance(jwks_uri, str) else jwks_uri
         issuer.documents["/.well-known/openid-configuration"] = {"issuer": issuer.issuer, "jwks_uri": url}
         variables = issuers_variables(fields_of(issuer), networks="127.0.0.1")
-        policy = await start_policy(policy_valkey.url, **variables)
+        policy = await serve_policy(policy_valkey.url, **variables)
         await unavailable(policy, good(issuer, STRANGER))
         assert issuer.asked
         assert internal.asked == []
@@ -567,36 +567,36 @@ async def test_a_discovery_document_cannot_lead_policy_to_what_is_private(
     ],
 )
 async def test_an_issuer_that_answers_anything_but_keys_counts_as_away(
-    start_policy: StartPolicy, policy_valkey: ServerProcess, answer: bytes
+    serve_policy: StartPolicy, policy_valkey: ServerProcess, answer: bytes
 ) -> None:
     async with scripted(RSA) as issuer:
         issuer.documents["/elsewhere"] = {"keys": [RSA.jwk()]}
         issuer.documents["/keys"] = answer
-        policy = await start_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
+        policy = await serve_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
         await unavailable(policy, good(issuer))
         assert "/elsewhere" not in issuer.asked
 
 
 async def test_a_discovery_document_of_another_issuer_is_not_used(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
         said = {"issuer": "https://idp.example.com", "jwks_uri": f"{issuer.issuer}/keys"}
         issuer.documents["/.well-known/openid-configuration"] = said
-        policy = await start_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
+        policy = await serve_policy(policy_valkey.url, **issuers_variables(fields_of(issuer)))
         await unavailable(policy, good(issuer))
         assert "/keys" not in issuer.asked
 
 
 async def test_one_issuer_cannot_speak_for_another(
-    start_policy: StartPolicy, policy_valkey: ServerProcess
+    serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(SigningKey.rsa("same")) as one, scripted(SigningKey.rsa("same")) as other:
         fields = [
             fields_of(one, tenant="one", tenant_claim=None),
             fields_of(other, tenant="other", tenant_claim=None),
         ]
-        policy = await start_policy(policy_valkey.url, **issuers_variables(*fields))
+        policy = await serve_policy(policy_valkey.url, **issuers_variables(*fields))
         assert (await policy.admit(good(one))).tenant == "one"
         assert (await policy.admit(good(other))).tenant == "other"
         forged = one.keys[0].sign(claims_of(other.issuer, scope="inference"))

@@ -10,18 +10,19 @@ import grpc.aio
 import pytest
 from harness.audit import lines_in
 from harness.certificates import Certificates
-from harness.policy import SERVICE_KEY, AsService, bearer, refusal
+from harness.policy import SERVICE_KEY, AsService, bearer, refusal, until
 
 from inferflux.common.calls import grpc_client, grpc_metadata
 from inferflux.common.contract.callers.policy_methods import FOR_SERVICES
 from inferflux.common.contract.errors import Internal, InvalidArgument, from_rpc, from_status
 from inferflux.common.process.tls import ClientTls
 from inferflux.policy.decide import keys
-from inferflux.policy.storage.redis.keys import KEY
+from inferflux.policy.storage.table import KEY, Row
 from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .conftest import Running, StartPolicy
+from .storages import write_rows
 
 KEY_ID = "key_" + "0" * 16
 
@@ -112,17 +113,24 @@ async def test_a_refusal_says_whose_key_it_was_to_the_service_that_asks(running:
     ]
 
 
+async def is_damaged(running: Running, secret: str) -> bool:
+    error = await refusal(running.policy.admit(secret))
+    return error.code() is grpc.StatusCode.INTERNAL
+
+
 async def test_a_defect_at_one_of_many_calls_ends_that_one_alone(running: Running) -> None:
     good = (await running.policy.create_key(running.admin, tenant="many")).secret
     bad = keys.generate()
     # No policy process writes a key that lacks its tenant.
-    await running.redis.hset(KEY + keys.digest_of(bad), mapping={"name": "damaged"})
+    row = Row(KEY, keys.digest_of(bad))
+    await write_rows(running.url, {row: '{"name": "damaged"}'})
+    await until(lambda: is_damaged(running, bad))
     calls = [
         policy_pb2.AdmitRequest(credential=credential, scope="inference", request_id=f"r{i}")
         for i, credential in enumerate((good, bad, good))
     ]
     many = await running.policy.stub.AdmitMany(policy_pb2.AdmitManyRequest(requests=calls), timeout=10)
-    await running.redis.delete(KEY + keys.digest_of(bad))
+    await write_rows(running.url, {row: None})
     first, damaged, last = many.answers
     assert (first.admitted.tenant, last.admitted.tenant) == ("many", "many")
     refused = from_status(damaged.refused)

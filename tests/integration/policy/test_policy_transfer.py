@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from harness.audit import lines_in
 from harness.policy import PolicyProcess, bearer, refusal, until
-from harness.servers import ServerProcess
 
 from inferflux.common.contract.errors import Aborted, InvalidArgument, PermissionDenied, from_rpc
 from inferflux.v1 import guardrails_pb2, policy_pb2
@@ -66,20 +64,15 @@ def of(document: Document) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def admins(
-    tmp_path: Path, start_policy: StartPolicy, place: Place
-) -> AsyncIterator[tuple[Admin, Admin]]:
-    """Two policy services with a first key each: one over the storage, and one over another Redis."""
-    server = ServerProcess.valkey(tmp_path / "second")
-    server.start()
-    server.wait_ready()
+async def admins(serve_policy: StartPolicy, place: Place) -> tuple[Admin, Admin]:
+    """Two policy services with a first key each: one over the storage, and one over Redis."""
     made = []
-    for i, (url, variables) in enumerate([(place.redis_url, place.variables), (server.url, {})]):
+    other = f"{place.redis_url.rpartition('/')[0]}/1"
+    for i, (url, variables) in enumerate([(place.redis_url, place.variables), (other, {})]):
         key = f"ifx_{str(i) * 43}"
-        policy = await start_policy(url, wait=True, INFERFLUX_POLICY_BOOTSTRAP_KEY=key, **variables)
+        policy = await serve_policy(url, wait=True, INFERFLUX_POLICY_BOOTSTRAP_KEY=key, **variables)
         made.append(Admin(policy, key))
-    yield made[0], made[1]
-    server.kill()
+    return made[0], made[1]
 
 
 over_redis = pytest.mark.parametrize("place", ["redis"], indirect=True)

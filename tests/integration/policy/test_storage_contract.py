@@ -14,7 +14,7 @@ from harness.policy import until
 
 from inferflux.common.contract.errors import Aborted, NotFound
 from inferflux.policy.decide import keys
-from inferflux.policy.decide.guardrails.store import Index, Name, Rules, Summary
+from inferflux.policy.decide.guardrails.store import Name, Rules, Summary
 from inferflux.policy.decide.keys import ApiKeyRecord
 from inferflux.policy.decide.limits.rules import RateLimit
 from inferflux.policy.decide.roles import BUILTIN, Role
@@ -257,13 +257,13 @@ async def test_guardrails_are_set_changed_and_deleted(two: tuple[Opened, Opened]
     assert before == 0
 
     async def index_has(*names: Name) -> bool:
-        return list((await second.index(Index())).sets) == list(names)
+        return list((await second.index()).sets) == list(names)
 
     await until(lambda: index_has(name))
-    index = await second.index(Index())
+    index = await second.index()
     assert index.sets[name].version == version
     assert index.sets[name].n_patterns == 2
-    assert await second.index(index) == index
+    assert await second.index() is index
     assert await second.rules([name, Name("", "")]) == [rules, None]
     summary.version = version - 1
     with pytest.raises(Aborted):
@@ -279,7 +279,7 @@ async def test_guardrails_are_set_changed_and_deleted(two: tuple[Opened, Opened]
     with pytest.raises(NotFound):
         await second.delete(name, version=0)
     assert await second.rules([name]) == [None]
-    assert not (await second.index(index)).sets
+    assert not (await second.index()).sets
 
 
 async def test_the_first_key_is_written_once(two: tuple[Opened, Opened]) -> None:
@@ -310,6 +310,6 @@ async def test_what_was_written_is_there_after_a_restart(place: Place) -> None:
     await second.storage.check()
     assert await second.storage.keys.all_keys() == [record]
     assert await second.storage.rate_limits.rules() == [rule]
-    assert (await second.storage.guardrails.index(Index())).sets[Name("", "")].version == version
+    assert (await second.storage.guardrails.index()).sets[Name("", "")].version == version
     assert await second.storage.guardrails.rules([Name("", "")]) == [Rules(max_tokens=4)]
     await second.aclose()

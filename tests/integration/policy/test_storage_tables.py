@@ -66,6 +66,13 @@ async def test_who_looks_often_gets_what_has_changed_and_others_get_all(table: T
 
 
 @tables
+async def test_who_has_nothing_gets_all_at_any_revision(table: Table) -> None:
+    assert await table.write({A: "1", B: "1"}, expected=0, revision=1)
+    assert await table.write({B: None}, expected=1, revision=2)
+    assert await table.changes(0) == Changes(2, {A: "1"}, is_whole=True)
+
+
+@tables
 async def test_a_write_that_comes_too_late_changes_nothing(table: Table) -> None:
     assert await table.write({A: "1"}, expected=0, revision=START)
     assert not await table.write({A: "2", C: "2"}, expected=0, revision=START + 1)

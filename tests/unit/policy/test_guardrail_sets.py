@@ -1,4 +1,4 @@
-"""Which sets hold for a request, how long they are held to be those of now, and what a prompt breaks."""
+"""Sets that hold for a request, and prompts that break them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from inferflux.common.calls.grpc_metadata import GUARDRAIL
 from inferflux.common.contract.errors import Aborted, PermissionDenied, Unavailable
 from inferflux.policy.decide.guardrails.prompts import PromptGuard
-from inferflux.policy.decide.guardrails.sets import MAX_AGE_S, GuardrailSets
+from inferflux.policy.decide.guardrails.sets import GuardrailSets
 from inferflux.policy.decide.guardrails.store import Index, Name, Rules, Summary, Versions
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
@@ -19,12 +19,11 @@ Blocked = guardrails_pb2.BlockedText
 
 
 class Store:
-    """Sets in memory, and how often each was asked for."""
+    """Sets in memory, and those that were asked for."""
 
     def __init__(self) -> None:
         self.sets: dict[Name, tuple[Summary, Rules]] = {}
         self.version = 0
-        self.looks = 0
         self.loaded: list[str] = []
         self.is_away = False
 
@@ -43,14 +42,10 @@ class Store:
         )
         self.sets[Name(tenant, model)] = (summary, made)
 
-    async def index(self, known: Index) -> Index:
+    async def index(self) -> Index:
         if self.is_away:
             raise Unavailable("away")
-        self.looks += 1
-        revision = str(self.version)
-        if known.revision == revision:
-            return known
-        return Index.of(revision, {name: summary for name, (summary, _) in self.sets.items()})
+        return Index.of({name: summary for name, (summary, _) in self.sets.items()})
 
     async def rules(self, names: Sequence[Name]) -> list[Rules | None]:
         self.loaded += [name.text for name in names]
@@ -63,26 +58,14 @@ class Store:
         raise NotImplementedError
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def store() -> Store:
     return Store()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def prompts(store: Store, clock: Clock) -> PromptGuard:
-    return PromptGuard(GuardrailSets(store, clock), store)
+def prompts(store: Store) -> PromptGuard:
+    return PromptGuard(GuardrailSets(store), store)
 
 
 def asked(
@@ -161,41 +144,30 @@ async def test_a_refusal_says_why_and_not_the_text(
     assert "l+o" not in said
 
 
-async def test_the_text_is_asked_for_where_a_rule_needs_it(
-    store: Store, clock: Clock, prompts: PromptGuard
-) -> None:
+async def test_the_text_is_asked_for_where_a_rule_needs_it(store: Store, prompts: PromptGuard) -> None:
     store.write(max_tokens=5)
     assert await prompts.check(asked(None)) == []
     store.write("acme", blocked=[Blocked(text="x")])
-    clock.now += MAX_AGE_S
     with pytest.raises(Aborted) as caught:
         await prompts.check(asked(None))
     assert caught.value.reason == "GUARDRAILS_NEED_TEXT"
     assert await prompts.check(asked("")) == []
 
 
-async def test_the_store_is_asked_once_in_a_while_and_sets_are_compiled_once_for_each_version(
-    store: Store, clock: Clock, prompts: PromptGuard
-) -> None:
+async def test_sets_are_compiled_once_for_each_version(store: Store, prompts: PromptGuard) -> None:
     store.write("acme", blocked=[Blocked(text="one")])
     for _ in range(5):
         assert await broken(prompts, asked("one"))
-    assert (store.looks, store.loaded) == (1, ["acme/"])
+    assert store.loaded == ["acme/"]
     store.write("acme", blocked=[Blocked(text="two")])
-    clock.now += MAX_AGE_S * 0.9
-    assert await broken(prompts, asked("one"))
-    clock.now += MAX_AGE_S * 0.2
     assert not await broken(prompts, asked("one"))
     assert await broken(prompts, asked("two"))
-    assert (store.looks, store.loaded) == (2, ["acme/", "acme/"])
+    assert store.loaded == ["acme/", "acme/"]
 
 
-async def test_a_store_that_is_away_lets_nothing_through(
-    store: Store, clock: Clock, prompts: PromptGuard
-) -> None:
+async def test_a_store_that_is_away_lets_nothing_through(store: Store, prompts: PromptGuard) -> None:
     assert await prompts.check(asked()) == []
     store.is_away = True
-    clock.now += MAX_AGE_S
     with pytest.raises(Unavailable):
         await prompts.check(asked())
 

@@ -6,11 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from inferflux.common.contract.errors import Aborted, Unavailable
+from inferflux.policy.bootstrap import GENERATED, Bootstrap
+from inferflux.policy.decide import keys
+from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.storage.last_used import RedisLastUsed
 from inferflux.policy.storage.table import KEY, RULES, Changes, Edits, Row
+from inferflux.policy.storage.tables.keys import TableKeys
 from inferflux.policy.storage.tables.view import MAX_AGE_S, Rows, View
 
 A, B = Row(KEY, "a"), Row(KEY, "b")
@@ -25,6 +32,7 @@ class MemoryTable:
         self.n_reads = 0
         self.is_away = False
         self.is_busy = False
+        self.is_unconfirmed = False
         self.gate: asyncio.Event | None = None
 
     async def open(self) -> None: ...
@@ -51,6 +59,8 @@ class MemoryTable:
             if value is not None:
                 self.rows[row] = value
         self.revision = revision
+        if self.is_unconfirmed:
+            raise Unavailable("written", reason="NOT_REPLICATED")
         return True
 
     def turn(self) -> AbstractAsyncContextManager[None]:
@@ -109,6 +119,50 @@ async def test_rows_that_cannot_be_read_are_not_assumed(table: MemoryTable, cloc
             await view.rows()
     table.is_away = False
     assert "a" in (await view.rows())[KEY]
+
+
+async def test_an_unconfirmed_change_is_seen_with_the_next_call(table: MemoryTable, view: View) -> None:
+    await view.rows()
+    table.is_unconfirmed = True
+    with pytest.raises(Unavailable):
+        await view.change(lambda _rows, _revision: ({A: "{}"}, None))
+    assert "a" in (await view.rows())[KEY]
+
+
+class Keys(TableKeys):
+    """A `KeyStore` over a table, without the Redis that has when keys were last used."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view, cast("RedisLastUsed", None), now_ms=lambda: 1000)
+
+
+async def test_an_unconfirmed_first_key_is_handed_over(
+    table: MemoryTable, view: View, tmp_path: Path
+) -> None:
+    bootstrap = Bootstrap(Keys(view), "", path=tmp_path / "key")
+    table.is_unconfirmed = True
+    with pytest.raises(Unavailable):
+        await bootstrap.ensure()
+    table.is_unconfirmed = False
+    for _ in range(2):
+        await bootstrap.ensure()
+    secret = (tmp_path / "key").read_text().strip()
+    assert await Keys(view).find(keys.digest_of(secret))
+
+
+async def test_a_first_key_that_another_process_has_made_meanwhile_is_the_only_one(
+    table: MemoryTable, view: View, tmp_path: Path
+) -> None:
+    bootstrap = Bootstrap(Keys(view), "", path=tmp_path / "key")
+    table.is_busy = True  # nothing of it is written
+    with pytest.raises(Unavailable):
+        await bootstrap.ensure()
+    table.is_busy = False
+    other = ApiKeyRecord("0f" * 32, "acme", "another", ("admin",), 7)
+    assert await Keys(View(table, now_ms=lambda: 1000)).bootstrap(other, mark=GENERATED, only_if_empty=True)
+    await bootstrap.ensure()
+    assert not (tmp_path / "key").exists()
+    assert await Keys(view).all_keys() == [other]
 
 
 async def test_calls_at_once_share_one_read_and_its_error(

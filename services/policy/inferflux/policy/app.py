@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from prometheus_client import REGISTRY, CollectorRegistry
+
 from inferflux.common.calls.audit.opening import running_trail
 from inferflux.common.calls.audit.writer import AuditTrail
 from inferflux.common.calls.grpc_options import receive_limit
@@ -53,13 +55,15 @@ _SWEEPS_PER_LEASE = 5
 log = logs.get()
 
 
-async def serve(settings: PolicySettings, shutdown: Shutdown) -> None:
+async def serve(settings: PolicySettings, shutdown: Shutdown, registry: CollectorRegistry = REGISTRY) -> None:
     """Serve until `shutdown` is asked for; calls in flight then get `drain_limit_s` to end."""
     async with running_trail(settings, "policy") as trail:
-        await _serve(settings, shutdown, trail)
+        await _serve(settings, shutdown, trail, registry)
 
 
-async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail) -> None:
+async def _serve(
+    settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail, registry: CollectorRegistry
+) -> None:
     tls = settings.server_tls
     certificates = settings.service_certificates
     keys = parse_service_keys(settings.service_key.get_secret_value(), needs_one=not certificates)
@@ -68,12 +72,12 @@ async def _serve(settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail
     issuers = settings.http_client(Proxies.of_environment())
     opened = open_decisions(settings, http)
     redis = store.connect(settings.redis_url, tls=settings.client_tls)
-    metrics = PolicyMetrics()
+    metrics = PolicyMetrics(registry)
     guard = StoreGuard(timeout_s=settings.store_timeout_s)
     storage = storage_of(settings, redis, guard, timeout_s=settings.store_timeout_s, now_ms=_now_ms)
     tokens = TokenAdmission(settings.oidc_issuers, issuers, settings.key_times, metrics)
     parts = _parts(settings, redis, guard, storage, service_keys, trail, metrics, tokens, opened.decisions)
-    probe = Probe(settings.metrics_listen)
+    probe = Probe(settings.metrics_listen, registry=registry)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
         parts,
@@ -134,7 +138,7 @@ def _parts(
         guard,
         lease_s=settings.lease_s,
         remember_s=settings.settled_memory_s,
-        rules=storage.rules_of_limiter,
+        rules=storage.rate_limits,
     )
     key_admin = KeyAdmin(
         storage.keys,

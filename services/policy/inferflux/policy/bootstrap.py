@@ -47,12 +47,14 @@ class Bootstrap:
         self._path = path
         self._clock = clock
         self._mark = keys.digest_of(secret) if secret else GENERATED
+        # Of a key that may have been written: the store has not told.
+        self._tried = ""
 
     async def ensure(self) -> None:
         """Write the key if this store never had it. Raises Unavailable while the store does not answer."""
-        if await self._store.is_bootstrapped(self._mark):
+        if not self._tried and await self._store.is_bootstrapped(self._mark):
             return
-        secret = self._secret or keys.generate()
+        was_tried, secret = bool(self._tried), self._tried or self._secret or keys.generate()
         record = ApiKeyRecord(
             digest=keys.digest_of(secret),
             tenant=TENANT,
@@ -60,7 +62,10 @@ class Bootstrap:
             scopes=ALL_SCOPES,
             created_unix_ms=int(self._clock() * 1000),
         )
+        self._tried = secret
         is_new = await self._store.bootstrap(record, mark=self._mark, only_if_empty=not self._secret)
+        is_new = is_new or (was_tried and await self._store.find(record.digest) is not None)
+        self._tried = ""
         if is_new and self._secret:
             log.info("the bootstrap admin key was written", key_id=record.key_id, tenant=TENANT)
         elif is_new:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from .decide.decisions.chain import Decisions
     from .decide.guardrails.prompts import PromptGuard
-    from .decide.guardrails.store import Index
     from .decide.key_store import KeyStore
     from .decide.keys import ApiKeyRecord
     from .decide.oidc.token_admission import TokenAdmission
@@ -128,7 +127,8 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             scope = keys.parse_scope(request.scope)
             parse_request_id(request.request_id)
             method = parse_method(request.method)
-            holder, guardrails = await self._admit_with_guardrails(request.credential, scope, method)
+            holder = await self._admit(request.credential, scope, method)
+            guardrails = await self._parts.prompts.index()
             key, decisions = holder.key, self._parts.decisions
             with _naming(key):
                 counted = await self._count(holder) if request.is_counted else NOT_COUNTED
@@ -156,15 +156,6 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
             issuer=holder.identity.get("issuer", ""),
             subject=holder.identity.get("subject", ""),
         )
-
-    async def _admit_with_guardrails(
-        self, credential: str, scope: Scope, method: str
-    ) -> tuple[Holder, Index]:
-        """Who calls, and which guardrails there are: where both have to be read, at the same time."""
-        prompts = self._parts.prompts
-        if (guardrails := prompts.fresh_index()) is not None:
-            return await self._admit(credential, scope, method), guardrails
-        return await asyncio.gather(self._admit(credential, scope, method), prompts.index())
 
     async def AdmitMany(
         self, request: policy_pb2.AdmitManyRequest, context: Context

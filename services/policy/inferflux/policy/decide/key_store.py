@@ -12,10 +12,9 @@ from .roles import Role
 class KeyStore(Protocol):
     """Keys by the digest of a secret and by their id, and roles by name.
 
-    What one process writes, all others read within a second: with their next call where the store is
-    Redis. A change names the version it was made
-    from, and is not written where that is no longer the stored one. Every method raises Unavailable when the
-    store does not answer in time.
+    What one process writes, all others read within a second. A change names the version it was made from, and
+    is not written where that is no longer the stored one. Every method raises Unavailable when the store does
+    not answer in time.
     """
 
     async def find(self, digest: str) -> ApiKeyRecord | None:
@@ -51,7 +50,7 @@ class KeyStore(Protocol):
         ...
 
     async def find_roles(self, names: Collection[str]) -> list[Role]:
-        """Those of the roles that there are."""
+        """The named roles that there are."""
         ...
 
     async def all_roles(self) -> list[Role]: ...
@@ -65,7 +64,7 @@ class KeyStore(Protocol):
         ...
 
     async def is_bootstrapped(self, mark: str) -> bool:
-        """Whether `bootstrap` was ever called with this mark on the store as it is now."""
+        """True if `bootstrap` was ever called with this mark on the store as it is now."""
         ...
 
     async def bootstrap(self, record: ApiKeyRecord, *, mark: str, only_if_empty: bool) -> bool:

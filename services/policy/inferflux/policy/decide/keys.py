@@ -34,12 +34,12 @@ _HOLDER_ID = re.compile(r"key_[0-9a-f]{16}|sub_[0-9a-f]{32}")
 
 
 ALL_SCOPES = (Scope.INFERENCE, Scope.MODELS, Scope.ADMIN)
-"""Those that include all others: what the first key has."""
+"""Scopes that include all others: the first key has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKeyRecord:
-    """What is known of a key. The key itself is not.
+    """Everything that is known of a key, but for the key itself.
 
     Attributes:
         max_priority: the most urgent priority of its requests; None leaves the ceiling to the settings.
@@ -80,7 +80,7 @@ class ApiKeyRecord:
         return self.own_key_id or key_id_of(self.digest)
 
     def fields(self) -> dict[str, str]:
-        """The record as the fields of a Redis hash; `from_fields` reads it back."""
+        """The record as texts by name; `from_fields` reads it back."""
         fields = {
             "key_id": self.key_id,
             "tenant": self.tenant,
@@ -112,28 +112,28 @@ class ApiKeyRecord:
         return fields
 
     @classmethod
-    def from_fields(cls, digest: str, fields: Mapping[bytes, bytes]) -> ApiKeyRecord:
-        """Read a Redis hash. Keys of earlier versions lack most fields."""
-        ceiling, expires = fields.get(b"max_priority"), fields.get(b"expires_at")
-        key_id = fields.get(b"key_id", b"").decode()
+    def from_fields(cls, digest: str, fields: Mapping[str, str]) -> ApiKeyRecord:
+        """Read what `fields` made. Keys of earlier versions lack most fields."""
+        ceiling, expires = fields.get("max_priority"), fields.get("expires_at")
+        key_id = fields.get("key_id", "")
         return cls(
             digest=digest,
-            tenant=fields[b"tenant"].decode(),
-            name=fields[b"name"].decode(),
-            scopes=tuple(fields[b"scopes"].decode().split()),
-            created_unix_ms=int(fields[b"created_at"]),
+            tenant=fields["tenant"],
+            name=fields["name"],
+            scopes=tuple(fields["scopes"].split()),
+            created_unix_ms=int(fields["created_at"]),
             max_priority=None if ceiling is None else int(ceiling),
-            cache_scope=fields.get(b"cache_scope", b"").decode(),
-            skips_answer_cache=b"skip_answer_cache" in fields,
-            roles=tuple(fields.get(b"roles", b"").decode().split()),
+            cache_scope=fields.get("cache_scope", ""),
+            skips_answer_cache="skip_answer_cache" in fields,
+            roles=tuple(fields.get("roles", "").split()),
             expires_unix_ms=None if expires is None else int(expires),
-            models=tuple(json.loads(fields.get(b"models", b"[]"))),
-            version=int(fields.get(b"version", b"1")),
-            previous_digest=fields.get(b"previous_digest", b"").decode(),
-            previous_until_unix_ms=int(fields.get(b"previous_until", b"0")),
+            models=tuple(json.loads(fields.get("models", "[]"))),
+            version=int(fields.get("version", "1")),
+            previous_digest=fields.get("previous_digest", ""),
+            previous_until_unix_ms=int(fields.get("previous_until", "0")),
             own_key_id="" if key_id == key_id_of(digest) else key_id,
-            worker_pools=tuple(fields.get(b"worker_pools", b"").decode().split()),
-            is_deterministic=b"deterministic" in fields,
+            worker_pools=tuple(fields.get("worker_pools", "").split()),
+            is_deterministic="deterministic" in fields,
         )
 
     def shared_scope(self, default: str) -> str:

@@ -1,4 +1,4 @@
-"""What administrators do with guardrails."""
+"""Guardrails, as administrators list, set, delete and check them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from inferflux.policy.decide import keys
 from inferflux.policy.decide.admission import Holder
 from inferflux.policy.decide.guardrails.prompts import PromptGuard
 from inferflux.policy.decide.guardrails.sets import GuardrailSets
-from inferflux.policy.decide.guardrails.store import GuardrailStore, Index, Name, Rules, Summary, Versions
+from inferflux.policy.decide.guardrails.store import GuardrailStore, Name, Rules, Summary, Versions
 from inferflux.v1 import guardrails_pb2
 
 # Steps of a set's patterns times characters in which they are searched for, every `BLOCK` characters of an
@@ -50,7 +50,7 @@ class GuardrailAdmin:
         """
         check_page_size(request.page_size)
         after = parse_token(request.page_token) if request.page_token else None
-        sets = (await self._store.index(Index())).sets
+        sets = (await self._store.index()).sets
         page, goes_on = page_after(sorted(sets), lambda name: name, after, request.page_size)
         return guardrails_pb2.ListGuardrailsResponse(
             guardrails=[sets[name] for name in page], next_page_token=page[-1].text if goes_on else ""
@@ -62,7 +62,7 @@ class GuardrailAdmin:
         NotFound: there is none.
         """
         name = parse_name(request.tenant, request.model)
-        summary = (await self._store.index(Index())).sets.get(name)
+        summary = (await self._store.index()).sets.get(name)
         (rules,) = await self._store.rules([name])
         if summary is None or rules is None:
             raise NotFound(f"there are no guardrails {name.text}", reason="UNKNOWN_GUARDRAILS")
@@ -111,7 +111,6 @@ class GuardrailAdmin:
         summary.version = version
         versions = await self._store.put(name, summary, given)
         summary.version = versions.now
-        self._sets.forget_age()
         log.info("guardrails set", of=name.text, by=actor.key_id, **counts(given))
         return summary, versions
 
@@ -125,7 +124,6 @@ class GuardrailAdmin:
         """
         name = parse_name(request.tenant, request.model)
         before = await self._store.delete(name, version=request.version)
-        self._sets.forget_age()
         log.info("guardrails deleted", of=name.text, by=actor.key_id)
         return before
 

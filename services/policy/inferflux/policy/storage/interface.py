@@ -1,4 +1,4 @@
-"""Where policy keeps what administrators set, whichever storage that is."""
+"""The storage of what administrators set, whichever it is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ class Storage(Protocol):
 
     @property
     def guardrails(self) -> GuardrailStore: ...
-
-    @property
-    def rules_of_limiter(self) -> RateLimitStore | None:
-        """Where the limiter finds limits; None where its script in Redis reads them itself."""
-        ...
 
     async def open(self) -> None:
         """Find out whether it can be used, before anything else is asked of it.

@@ -7,7 +7,6 @@
 -- ARGV[3]  arguments, as JSON
 -- Returns JSON.
 --
---   <prefix>rules               hash    subject -> limits, as JSON: {limits: {NAME: n}, version: n}
 --   <prefix>window:<subject>    hash    for each limit that counts: its buckets, their sum, the first, the last
 --   <prefix>running:<subject>   set     jobs that have reserved and are not settled
 --   <prefix>job:<job>           hash    what a job has reserved, and the tokens it has used so far; or what it
@@ -38,8 +37,6 @@ local CONCURRENT = 'concurrent_requests'
 -- A window that nothing is added to is forgotten after this long.
 local SHORT_LIFE_S, LONG_LIFE_S = 130, 2 * 86400
 local MOST_AT_ONCE = 1000
--- Rules among which one of a model is looked for with each request.
-local MOST_LOOKED_THROUGH = 64
 
 local function field(limit, bucket)
   return limit.id .. ':' .. string.format('%d', bucket)
@@ -136,30 +133,14 @@ end
 
 -- The rules of subjects: an entry for each that has one, its own or the one of its kind.
 --
--- given  limits by subject or kind, for rules that are not in Redis; nil: those in Redis
-local function read_rules(subjects, given)
-  local names = {}
-  for _, subject in ipairs(subjects) do
-    names[#names + 1] = subject
-    names[#names + 1] = string.match(subject, '^%a+:') .. '*'
-  end
-  local rows = not given and redis.call('HMGET', prefix .. 'rules', unpack(names))
+-- given  limits by subject or kind
+local function rules_of(subjects, given)
   local rules = {}
-  for i, subject in ipairs(subjects) do
-    local limits
-    if given then
-      limits = given[names[2 * i - 1]] or given[names[2 * i]]
-    else
-      local row = rows[2 * i - 1] or rows[2 * i]
-      limits = row and cjson.decode(row).limits
-    end
+  for _, subject in ipairs(subjects) do
+    local limits = given[subject] or given[string.match(subject, '^%a+:') .. '*']
     if limits and next(limits) then rules[#rules + 1] = {subject = subject, limits = limits} end
   end
   return rules
-end
-
-local function rules_of(subjects, given)
-  return once(table.concat(subjects, ' '), function() return read_rules(subjects, given) end)
 end
 
 local function running_of(subject)
@@ -247,22 +228,13 @@ local function charge(rules, tokens)
   end
 end
 
-local function limits_a_model()
-  if redis.call('HLEN', prefix .. 'rules') > MOST_LOOKED_THROUGH then return true end
-  for _, subject in ipairs(redis.call('HKEYS', prefix .. 'rules')) do
-    if string.sub(subject, 1, 5) == 'model' then return true end
-  end
-  return false
-end
-
 -- Whether Reserve may have something to count: it knows the model, which Admit does not.
 local function has_to_reserve(rules, given)
   for _, rule in ipairs(rules) do
     local limits = rule.limits
     if limits.tokens_per_minute or limits.tokens_per_day or limits[CONCURRENT] then return true end
   end
-  if given.rules then return given.limits_models end
-  return once('model', limits_a_model)
+  return given.limits_models
 end
 
 -- One request more of these subjects, if none of their limits is used up; and whether Reserve has to be asked.
@@ -330,7 +302,7 @@ function operations.renew(given)
 end
 
 -- The tokens that a job used in the end, or so far. A partial one leaves the reservation as it is.
-local function settle(job, rules_for, remember_s)
+local function settle(job, given)
   local key = prefix .. 'job:' .. job.job
   local row = redis.call('HMGET', key, 'held', 'used', 'charged')
   local tokens = math.max(job.tokens, tonumber(row[2] or 0) or 0)
@@ -340,26 +312,19 @@ local function settle(job, rules_for, remember_s)
     release(job.job, row[1], 0, true)
   elseif row[1] then
     release(job.job, row[1], tokens, false)
-    remember(job.job, tokens, remember_s)
+    remember(job.job, tokens, given.remember_s)
   elseif not job.is_void then
-    local rules = rules_for(job.subjects)
+    local rules = rules_of(job.subjects, given.rules)
     if #rules == 0 then return end
     local before = tonumber(row[3] or 0) or 0
     if tokens > before then charge(rules, tokens - before) end
-    remember(job.job, math.max(before, tokens), remember_s)
+    remember(job.job, math.max(before, tokens), given.remember_s)
   end
 end
 
 -- {jobs: {subjects, job, tokens, is_void, is_partial}, rules, remember_s}: each job, in their order.
 function operations.settle(given)
-  -- Rules alone are read once: what is given back changes windows.
-  local found = {}
-  local function rules_for(subjects)
-    local name = table.concat(subjects, ' ')
-    found[name] = found[name] or read_rules(subjects, given.rules)
-    return found[name]
-  end
-  for _, job in ipairs(given.jobs) do settle(job, rules_for, given.remember_s) end
+  for _, job in ipairs(given.jobs) do settle(job, given) end
   return {}
 end
 

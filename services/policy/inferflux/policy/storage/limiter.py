@@ -82,7 +82,7 @@ class Limiter:
     Args:
         lease_s: how long a reservation lasts that is not renewed.
         remember_s: how long it is remembered what a job was charged.
-        rules: the limits, where the script does not find them in Redis.
+        rules: the limits.
         clock_ms: the time in ms since 1970; None: that of Redis, which all policy processes share.
     """
 
@@ -93,7 +93,7 @@ class Limiter:
         *,
         lease_s: float,
         remember_s: int,
-        rules: RateLimitStore | None = None,
+        rules: RateLimitStore,
         clock_ms: ClockMs | None = None,
     ) -> None:
         self._redis = redis
@@ -118,8 +118,7 @@ class Limiter:
 
     async def _admit_all(self, calls: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
         given = await self._given_rules(subject for subjects in calls for subject in subjects)
-        if self._rules is not None:
-            given["limits_models"] = await self._rules.limits_models()
+        given["limits_models"] = await self._rules.limits_models()
         return cast("list[dict[str, Any]]", (await self._run("admit", calls=calls, **given))["answers"])
 
     async def reserve(self, job: Job, subjects: Sequence[str], *, model: str, tokens: int) -> Reserved:
@@ -190,14 +189,12 @@ class Limiter:
             await self._redis.exists(f"{_PREFIX}swept")
 
     async def usage(self, subject: str) -> list[policy_pb2.RateLimitUsage]:
-        """What a subject has used of each of its limits."""
+        """Usage of each limit of a subject."""
         rows = (await self._run("usage", subject=subject, **await self._given_rules([subject])))["usage"]
         return [policy_pb2.RateLimitUsage(**row) for row in rows]
 
     async def _given_rules(self, subjects: Iterable[str]) -> dict[str, object]:
-        """The limits of subjects and their kinds, for the script; empty where it reads them itself."""
-        if self._rules is None:
-            return {}
+        """The limits of subjects and their kinds, for the script."""
         names = dict.fromkeys(name for subject in subjects for name in (subject, kind_subject(subject)))
         return {"rules": {rule.subject: dict(rule.limits) for rule in await self._rules.find_rules(names)}}
 
@@ -209,7 +206,7 @@ class Limiter:
 
 
 def _states(answer: Mapping[str, Any], *, asked_tokens: int) -> Sequence[State]:
-    """What is left, where nothing was refused.
+    """The limits that are left, where nothing was refused.
 
     Raises:
         ResourceExhausted: something was.

@@ -11,8 +11,7 @@ from .file import PATH, FileTable
 from .guarded import StoreGuard
 from .interface import Storage
 from .last_used import RedisLastUsed
-from .redis.clear import RedisTableOverClear
-from .redis.storage import RedisStorage
+from .redis.earlier import RedisTableOverEarlier
 from .sealed import PASSPHRASE, SealedTable
 from .sealing import COST, Keyring, parse_passphrases
 from .settings import STORAGE, StorageSettings
@@ -44,8 +43,6 @@ def storage_of(
     """
     passphrases = parse_passphrases(settings.storage_passphrase.get_secret_value())
     keyring = Keyring(passphrases, cost=scrypt_cost) if passphrases else None
-    if settings.storage == "redis" and keyring is None:
-        return RedisStorage(redis, guard)
     table = _table(settings, redis, guard, keyring, timeout_s)
     return TableStorage(table, RedisLastUsed(redis, guard), now_ms=now_ms)
 
@@ -61,7 +58,8 @@ def _table(
     if settings.storage == "sql":
         table, name = _sql(settings, timeout_s), "the policy database"
     else:
-        table, name = RedisTableOverClear(redis, guard), "what policy keeps in Redis"
+        table = RedisTableOverEarlier(redis, guard, is_sealed=keyring is not None)
+        name = "what policy keeps in Redis"
     return SealedTable(table, keyring, name=name, takes_clear=settings.storage_takes_clear)
 
 

@@ -115,7 +115,7 @@ class SealedTable:
         raise Unavailable("others change the policy store all the time: try again", reason="STORE_BUSY")
 
     async def _seal_of(self, changes: Changes) -> Seal | None:
-        """What all the rows are encrypted with; None if they are in clear."""
+        """The seal of all the rows; None if they are in clear."""
         value = changes.rows.get(_SEAL_ROW)
         if value is None:
             if self._was_sealed and changes.rows:

@@ -98,7 +98,7 @@ class SqlTable:
             if revision == since:
                 return Changes(revision, {})
             asked = sa.select(_rows.c.kind, _rows.c.name, _rows.c.value).where(_SMALL)
-            is_whole = not revision - REMEMBERED_MS < since < revision
+            is_whole = not max(0, revision - REMEMBERED_MS) < since < revision
             which = _rows.c.value.is_not(None) if is_whole else _rows.c.revision > since
             found = (await connection.execute(asked.where(which))).all()
         rows = {Row(kind, _unescaped(name)): value for kind, name, value in found}

@@ -16,15 +16,18 @@ RULES = "rules"
 SEAL = "seal"
 """How the other rows are encrypted."""
 
-LARGE = frozenset({RULES})
-"""Kinds of rows that may be large, and are read by name alone."""
+TAKEN = "taken"
+"""A mark of what was taken over from elsewhere, which no reader of the table sees."""
+
+LARGE = frozenset({RULES, TAKEN})
+"""Kinds of rows that are read by name alone: they may be large."""
 
 REMEMBERED_MS = 3_600_000
 """A table remembers for as long which rows were removed. A process that looks later reads all of it."""
 
 
 class Row(NamedTuple):
-    """What names a row."""
+    """The kind and the name of a row."""
 
     kind: str
     name: str
@@ -45,7 +48,7 @@ Edits = Mapping[Row, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What has changed in a table since a revision.
+    """Changes of a table since a revision.
 
     Attributes:
         revision: of now.
@@ -72,7 +75,7 @@ class Table(Protocol):
         ...
 
     async def changes(self, since: int) -> Changes:
-        """What has changed since a revision; 0 for all rows."""
+        """Read the changes since a revision; 0 for all rows."""
         ...
 
     async def large(self, rows: Sequence[Row]) -> list[str | None]:

@@ -1,4 +1,4 @@
-"""What tenants have used, in Redis.
+"""Usage of tenants, in Redis.
 
     inferflux:{<tenant>}:usage      hash    counters of settled requests
     inferflux:{<tenant>}:settled:<request_id>:<attempt_id>   hash that expires: what was counted for this job
@@ -93,7 +93,7 @@ class UsageStore:
     async def _settle_tenant(
         self, tenant: str, jobs: Sequence[SettledRequest], remember_s: int
     ) -> list[dict[str, int]]:
-        """What was added for each of these jobs: all are in one slot of a cluster."""
+        """Add the usage of jobs, and return what was added for each: all are in one slot of a cluster."""
         prefix = f"inferflux:{{{tenant}}}"
         keys = [f"{prefix}:usage", *(f"{prefix}:settled:{j.request_id}:{j.attempt_id}" for j in jobs)]
         counters = [job.counters() for job in jobs]

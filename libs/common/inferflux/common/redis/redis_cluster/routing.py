@@ -17,7 +17,7 @@ EVERYWHERE = frozenset({"PING", "SCRIPT LOAD"})
 _SCRIPTS = frozenset({"EVAL", "EVALSHA"})
 # Those whose first word is a key. A command that is missing here is refused: the key of some is elsewhere.
 _KEYED = frozenset({"EXPIRE", "GET", "PERSIST", "PTTL", "SET", "TTL", "TYPE"})
-_KEYED |= {"HDEL", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSET"}
+_KEYED |= {"HDEL", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSET"}
 _KEYED |= {"SADD", "SISMEMBER", "SMEMBERS", "ZCARD", "ZRANGE", "ZSCORE"}
 _ALL_KEYS = frozenset({"DEL", "EXISTS", "UNLINK"})
 

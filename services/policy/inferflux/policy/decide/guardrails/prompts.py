@@ -1,4 +1,4 @@
-"""Whether guardrails let a prompt pass, and which of them its answer is held to."""
+"""Checks of prompts against guardrails, and the sets that an answer is held to."""
 
 from __future__ import annotations
 
@@ -34,10 +34,6 @@ class PromptGuard:
     async def index(self) -> Index:
         return await self._sets.index()
 
-    def fresh_index(self) -> Index | None:
-        """The same where nothing has to be asked for it."""
-        return self._sets.fresh_index()
-
     async def check(self, request: policy_pb2.ReserveRequest) -> list[Version]:
         """Let a prompt pass; the sets that its answer is held to.
 
@@ -60,7 +56,7 @@ class PromptGuard:
         return [Version(tenant=k.tenant, model=k.model, version=k.version) for k in streams]
 
     async def find(self, sets: Sequence[CompiledRules], text: str, n_tokens: int) -> Finding | None:
-        """What a prompt breaks first."""
+        """The first rule that a prompt breaks."""
         if len(text) <= _LONG and len(text) * sum(each.n_steps for each in sets) <= _LONG_STEPS:
             return check_all(sets, text, n_tokens)
         return await asyncio.to_thread(check_all, sets, text, n_tokens)
@@ -85,7 +81,7 @@ class PromptGuard:
 
 
 def refusal(finding: Finding) -> PermissionDenied:
-    """What a caller is told whose prompt breaks a rule: not the rule's text."""
+    """The error of a prompt that breaks a rule: it leaves out the rule's text."""
     if finding.kind is Kind.CHARACTERS:
         message = f"guardrails let prompts of at most {finding.most} characters pass"
     elif finding.kind is Kind.TOKENS:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.common.text.guardrails.cache import CompiledCache, SetKey
@@ -13,46 +12,23 @@ from inferflux.common.text.guardrails.rules import parse_rules
 
 from .store import GuardrailStore, Index, Name
 
-# A change holds after this time everywhere.
-MAX_AGE_S = 0.25
+# A change holds everywhere after this time.
+_RETRY_S = 0.25
 
 
 class GuardrailSets:
-    """Asks the store at most every `MAX_AGE_S` seconds whether anything has changed.
-
-    Every method raises Unavailable when the store does not answer in time: nothing is assumed then.
+    """Sets as the store has them now. Every method raises Unavailable when the store does not answer in
+    time: nothing is assumed then.
     """
 
-    def __init__(self, store: GuardrailStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: GuardrailStore) -> None:
         self._store = store
-        self._clock = clock
-        self._index = Index()
-        self._read_at = -MAX_AGE_S
-        self._reading = asyncio.Lock()
         self._compiled = CompiledCache()
         self._compiling = asyncio.Lock()
 
     async def index(self) -> Index:
-        """Which sets there are; at most `MAX_AGE_S` old."""
-        if self._is_old:
-            async with self._reading:
-                if self._is_old:
-                    asked_at = self._clock()
-                    self._index = await self._store.index(self._index)
-                    self._read_at = asked_at
-        return self._index
-
-    def fresh_index(self) -> Index | None:
-        """The same where nothing has to be asked for it."""
-        return None if self._is_old else self._index
-
-    @property
-    def _is_old(self) -> bool:
-        return self._clock() - self._read_at >= MAX_AGE_S
-
-    def forget_age(self) -> None:
-        """Something was changed here: have the index read with its next use."""
-        self._read_at = -MAX_AGE_S
+        """The sets that there are."""
+        return await self._store.index()
 
     async def holding(self, tenant: str, model: str) -> list[CompiledRules]:
         """The sets that hold for requests of a tenant and a model, the most general one first.
@@ -78,9 +54,8 @@ class GuardrailSets:
     async def _compile(self, key: SetKey) -> CompiledRules:
         (rules,) = await self._store.rules([Name(key.tenant, key.model)])
         if rules is None:
-            self.forget_age()
             message = f"the guardrails {key.name} were deleted meanwhile"
-            raise Unavailable(message, reason="GUARDRAILS_CHANGED", retry_delay_s=MAX_AGE_S)
+            raise Unavailable(message, reason="GUARDRAILS_CHANGED", retry_delay_s=_RETRY_S)
         try:
             compiled = await asyncio.to_thread(CompiledRules, parse_rules(rules), key.name)
         except InvalidArgument as error:

@@ -21,7 +21,7 @@ Summary = guardrails_pb2.GuardrailsSummary
 
 
 class Name(NamedTuple):
-    """Whose requests a set is for; "" stands for every tenant, and for every model."""
+    """The tenant and the model that a set is for; "" stands for every tenant, and for every model."""
 
     tenant: str
     model: str
@@ -37,7 +37,7 @@ class Name(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """Of a set, before and after a change; 0: there was none."""
+    """Versions of a set before and after a change; 0: there was none."""
 
     before: int
     now: int
@@ -45,27 +45,25 @@ class Versions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Which sets there are, by what changes seldom.
+    """The sets that there are, by what changes seldom.
 
     Attributes:
-        revision: rises with each change of any set; "" for an index that was not read yet.
         with_texts: tenants that have sets for which the text of a prompt is needed; "" is every tenant.
         with_streams: tenants that have sets for answers.
     """
 
-    revision: str = ""
     sets: Mapping[Name, Summary] = field(default_factory=dict)
     with_texts: frozenset[str] = frozenset()
     with_streams: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, revision: str, sets: Mapping[Name, Summary]) -> Index:
+    def of(cls, sets: Mapping[Name, Summary]) -> Index:
         texts = (n.tenant for n, s in sets.items() if s.n_blocked or s.n_patterns or s.max_characters)
         streams = (name.tenant for name, summary in sets.items() if summary.guards_stream)
-        return cls(revision, sets, frozenset(texts), frozenset(streams))
+        return cls(sets, frozenset(texts), frozenset(streams))
 
     def holds_any(self, tenant: str) -> bool:
-        """Whether there is a set for requests of a tenant, of whatever model."""
+        """True if there is a set for requests of a tenant, of whatever model."""
         return any(name.tenant in ("", tenant) for name in self.sets)
 
     def holding(self, tenant: str, model: str) -> list[SetKey]:
@@ -74,7 +72,7 @@ class Index:
         return [self._key(name) for name in dict.fromkeys(names) if name in self.sets]
 
     def for_streams(self, tenant: str, model: str) -> list[SetKey]:
-        """Those that answers are held to; with "" as the model, those of all models."""
+        """The sets that answers are held to; with "" as the model, those of all models."""
         if model:
             keys = self.holding(tenant, model)
         else:
@@ -86,13 +84,11 @@ class Index:
 
 
 class GuardrailStore(Protocol):
-    """Sets of rules by name. What one process writes, others read within a second: with their next call where
-    the store is Redis. Every method raises Unavailable when the store does not answer in time.
+    """Sets of rules by name. What one process writes, others read within a second. Every method raises
+    Unavailable when the store does not answer in time.
     """
 
-    async def index(self, known: Index) -> Index:
-        """The index of now: `known` itself if nothing has changed since it was read."""
-        ...
+    async def index(self) -> Index: ...
 
     async def rules(self, names: Sequence[Name]) -> list[Rules | None]: ...
 

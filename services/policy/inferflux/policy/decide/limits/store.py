@@ -9,12 +9,12 @@ from .rules import RateLimit
 
 
 class RateLimitStore(Protocol):
-    """Limits by subject. What one process writes, others read within a second: with their next call where the
-    store is Redis. Every method raises Unavailable when the store does not answer in time.
+    """Limits by subject. What one process writes, others read within a second. Every method raises
+    Unavailable when the store does not answer in time.
     """
 
     async def rules(self) -> list[RateLimit]:
-        """Those of all subjects, by name."""
+        """Limits of all subjects, by name."""
         ...
 
     async def find_rules(self, subjects: Collection[str]) -> list[RateLimit]:
@@ -22,7 +22,7 @@ class RateLimitStore(Protocol):
         ...
 
     async def limits_models(self) -> bool:
-        """Whether there may be limits of any model."""
+        """True if there may be limits of any model."""
         ...
 
     async def set_rule(self, rule: RateLimit) -> RateLimit | None:

@@ -11,7 +11,6 @@ from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.errors import InferFluxError, PermissionDenied, ResourceExhausted
 from inferflux.common.process import logs
 from inferflux.policy.decide.admission import Holder
-from inferflux.policy.decide.guardrails.store import Index
 from inferflux.policy.decide.keys import ApiKeyRecord
 from inferflux.policy.decide.limits.rules import RateLimit
 from inferflux.policy.decide.roles import Role, access_of
@@ -103,12 +102,12 @@ class TransferAdmin:
         )
 
     async def _stored(self, *, most_bytes: int | None = None) -> PolicyState:
-        """What is set now.
+        """Read everything that is set now.
 
         Raises:
             ResourceExhausted: the guardrails alone have more than `most_bytes`.
         """
-        sets = (await self._guardrails.index(Index())).sets
+        sets = (await self._guardrails.index()).sets
         names, found, size = sorted(sets), [], 0
         for start in range(0, len(names), _SETS_AT_ONCE):
             some = names[start : start + _SETS_AT_ONCE]

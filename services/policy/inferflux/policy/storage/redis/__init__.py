@@ -1,1 +1,1 @@
-"""Redis as the storage."""
+"""Redis as the storage: its table, and the layout that it had before."""

@@ -25,7 +25,7 @@ class ReplicatedWrites:
         self._guard = guard
 
     async def run(self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
-        """What the script returns; nothing was written where that is 0.
+        """Run a script, and return its result; nothing was written where that is 0.
 
         Raises:
             Unavailable: Redis did not answer, or no replica did (NOT_REPLICATED): then it was written.

@@ -1,4 +1,4 @@
-"""A table in Redis, for values that are encrypted.
+"""A table in Redis.
 
 inferflux:{policy}:revision    of all of it
 inferflux:{policy}:rows        hash    <kind> <name> -> value
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, cast
 
+from inferflux.common.contract.errors import Unavailable
 from inferflux.policy.storage.guarded import StoreGuard
 from inferflux.policy.storage.table import LARGE, REMEMBERED_MS, Changes, Edits, Row
 
@@ -23,22 +24,18 @@ if TYPE_CHECKING:
 
 _PREFIX = "inferflux:{policy}:"
 REVISION = f"{_PREFIX}revision"
-_ROWS, _LARGE, _CHANGED = (f"{_PREFIX}{name}" for name in ("rows", "large", "changed"))
+ROWS, LARGE_ROWS, _CHANGED = (f"{_PREFIX}{name}" for name in ("rows", "large", "changed"))
 
-# KEYS: revision, rows, changed. ARGV: a revision, how long changes are remembered (ms). Returns the
-# revision; where it is another one, also `part` with names and values of what has changed, or `whole` with
-# all rows.
+# KEYS: revision, rows, changed. ARGV: a revision, how long changes are remembered (ms). Returns the revision
+# of now, with names and values of what has changed since; alone where that is too much, or not known.
 _READ = """
-local revision = redis.call('GET', KEYS[1]) or '0'
-local since = tonumber(ARGV[1])
-if tonumber(revision) == since then return {revision} end
-if since < tonumber(revision) and since > tonumber(revision) - tonumber(ARGV[2]) then
-  local names = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[1], '+inf', 'LIMIT', 0, 1000)
-  if #names > 0 and #names < 1000 then
-    return {revision, 'part', names, redis.call('HMGET', KEYS[2], unpack(names))}
-  end
-end
-return {revision, 'whole', redis.call('HGETALL', KEYS[2])}
+local revision, since = tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[1])
+local answer = {string.format('%.0f', revision)}
+if since == revision then return {answer[1], {}, {}} end
+if since > revision or since == 0 or since <= revision - tonumber(ARGV[2]) then return answer end
+local names = redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[1], '+inf', 'LIMIT', 0, 1000)
+if #names == 0 or #names == 1000 then return answer end
+return {answer[1], names, redis.call('HMGET', KEYS[2], unpack(names))}
 """
 
 # KEYS: revision, rows, changed, large. ARGV: revision before, new one, how long changes are remembered (ms),
@@ -60,6 +57,11 @@ return 1
 """
 
 
+# Rows of one answer, about; and how often all are read again because too much has changed meanwhile.
+_PART = 1000
+_ATTEMPTS = 5
+
+
 class RedisTable:
     """A `Table`."""
 
@@ -74,36 +76,66 @@ class RedisTable:
         """It can be used whether Redis answers or not: calls are refused while it does not."""
 
     async def changes(self, since: int) -> Changes:
+        # One key: it can be read while its slot of a cluster moves, when scripts of several keys cannot.
+        if await self._revision() == since:
+            return Changes(since, {})
+        return await self._changed(since) or await self._whole()
+
+    async def _revision(self) -> int:
         async with self._guard.limit():
-            answer = await self._read([REVISION, _ROWS, _CHANGED], [since, REMEMBERED_MS])
-        revision, *more = cast("list[bytes]", answer)
-        if not more:
-            return Changes(int(revision), {})
-        kind, *lists = cast("tuple[bytes, list[bytes | None], list[bytes | None]]", tuple(more))
-        names, values = (lists[0][::2], lists[0][1::2]) if kind == b"whole" else (lists[0], lists[1])
-        rows = {
-            Row.parse((name or b"").decode()): _text(value) for name, value in zip(names, values, strict=True)
-        }
-        return Changes(int(revision), rows, is_whole=kind == b"whole")
+            return int(await self._redis.get(REVISION) or 0)
+
+    async def _changed(self, since: int) -> Changes | None:
+        """The rows that have changed; None where all have to be read."""
+        async with self._guard.limit():
+            answer = await self._read([REVISION, ROWS, _CHANGED], [since, REMEMBERED_MS])
+        revision, *lists = cast("list[bytes]", answer)
+        if not lists:
+            return None
+        names, values = cast("list[list[bytes]]", lists)
+        return Changes(int(revision), {_row(name): _text(v) for name, v in zip(names, values, strict=True)})
+
+    async def _whole(self) -> Changes:
+        """All rows: in parts that Redis answers in time, then what has changed meanwhile."""
+        for _ in range(_ATTEMPTS):
+            revision = await self._revision()
+            if not revision:
+                return Changes(0, {}, is_whole=True)
+            rows: dict[Row, str | None] = {}
+            cursor = -1
+            while cursor:
+                async with self._guard.limit():
+                    cursor, found = await self._redis.hscan(ROWS, max(cursor, 0), count=_PART)
+                pairs = cast("dict[bytes, bytes]", found)
+                rows |= {_row(name): value.decode() for name, value in pairs.items()}
+            if (later := await self._changed(revision)) is not None:
+                rows |= later.rows
+                there = {row: value for row, value in rows.items() if value is not None}
+                return Changes(later.revision, there, is_whole=True)
+        raise Unavailable("others change the policy store all the time: try again", reason="STORE_BUSY")
 
     async def large(self, rows: Sequence[Row]) -> list[str | None]:
         if not rows:
             return []
         async with self._guard.limit():
-            values = await self._redis.hmget(_LARGE, [row.text for row in rows])
+            values = await self._redis.hmget(LARGE_ROWS, [row.text for row in rows])
         return [_text(value) for value in cast("list[bytes | None]", values)]
 
     async def write(self, edits: Edits, *, expected: int, revision: int) -> bool:
         flat: list[str | int] = [expected, revision, REMEMBERED_MS]
         for row, value in edits.items():
             flat += [4 if row.kind in LARGE else 2, row.text, "del" if value is None else "set", value or ""]
-        return bool(await self._writes.run(self._write, [REVISION, _ROWS, _CHANGED, _LARGE], flat))
+        return bool(await self._writes.run(self._write, [REVISION, ROWS, _CHANGED, LARGE_ROWS], flat))
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
     async def aclose(self) -> None:
         pass
+
+
+def _row(name: bytes) -> Row:
+    return Row.parse(name.decode())
 
 
 def _text(value: bytes | None) -> str | None:

@@ -29,13 +29,17 @@ class TableGuardrails:
 
     def __init__(self, view: View) -> None:
         self._view = view
+        self._index = Index()
+        # The revision and the rows that it was made of, as every request asks for it.
+        self._made_of: tuple[int, dict[str, str]] = (0, {})
 
-    async def index(self, known: Index) -> Index:
-        rows = (await self._view.rows()).get(GUARDRAILS, {})
-        revision = str(self._view.revision)
-        if revision == known.revision:
-            return known
-        return Index.of(revision, {Name.parse(name): summary_of(value) for name, value in rows.items()})
+    async def index(self) -> Index:
+        rows, revision = (await self._view.rows()).get(GUARDRAILS, {}), self._view.revision
+        if revision != self._made_of[0]:
+            if rows != self._made_of[1]:
+                self._index = Index.of({Name.parse(name): summary_of(row) for name, row in rows.items()})
+            self._made_of = (revision, dict(rows))
+        return self._index
 
     async def rules(self, names: Sequence[Name]) -> list[Rules | None]:
         if not names:

@@ -26,10 +26,8 @@ def moved_row(digest: str, *, to: str, until_unix_ms: int) -> tuple[Row, str]:
 
 def key_of(digest: str, value: str) -> ApiKeyRecord | None:
     """The key; None for a secret before a rotation."""
-    fields: Mapping[str, Any] = json.loads(value)
-    if "moved_to" in fields:
-        return None
-    return ApiKeyRecord.from_fields(digest, {k.encode(): str(v).encode() for k, v in fields.items()})
+    fields: Mapping[str, str] = json.loads(value)
+    return None if "moved_to" in fields else ApiKeyRecord.from_fields(digest, fields)
 
 
 def moved_to(value: str, *, now_unix_ms: int) -> str | None:

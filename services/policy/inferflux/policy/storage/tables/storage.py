@@ -27,7 +27,6 @@ class TableStorage:
         self.keys = TableKeys(self._view, last_used, now_ms=now_ms)
         self.rate_limits = TableRateLimits(self._view)
         self.guardrails = TableGuardrails(self._view)
-        self.rules_of_limiter = self.rate_limits
 
     async def open(self) -> None:
         await self._table.open()

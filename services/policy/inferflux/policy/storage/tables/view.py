@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ Rows = Mapping[str, Mapping[str, str]]
 
 
 class View:
-    """What a table has. Nothing is assumed where it cannot be read: every method raises Unavailable then.
+    """The rows of a table. Nothing is assumed where it cannot be read: every method raises Unavailable then.
 
     Args:
         now_ms: the time, in ms since 1970.
@@ -41,13 +42,13 @@ class View:
         self._clock = clock
         self._rows: dict[str, dict[str, str]] = {}
         self._revision = 0
-        self._read_at = -MAX_AGE_S
+        self._read_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
 
     @property
     def revision(self) -> int:
-        """Of what `rows` returned last."""
+        """The revision of the rows that `rows` returned last."""
         return self._revision
 
     async def rows(self) -> Rows:
@@ -84,7 +85,12 @@ class View:
                     edits, result = decide(self._rows, revision)
                     if not edits:
                         return result
-                    if await self._table.write(edits, expected=expected, revision=revision):
+                    try:
+                        is_written = await self._table.write(edits, expected=expected, revision=revision)
+                    except Unavailable:  # it may have been written all the same
+                        self._read_at = -math.inf
+                        raise
+                    if is_written:
                         if self._revision == expected:
                             self._apply(Changes(revision, edits))
                         return result
