@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
@@ -22,7 +22,9 @@ from inferflux.common.process.tasks import Background, is_set_within
 from inferflux.common.redis import store
 from inferflux.v1 import policy_pb2_grpc
 
+from .admin_servicer import AdminMethods
 from .bootstrap import Bootstrap
+from .callers import Callers
 from .decide.decisions.chain import Decisions
 from .decide.decisions.opening import open_decisions
 from .decide.guardrails.prompts import PromptGuard
@@ -30,11 +32,6 @@ from .decide.guardrails.sets import GuardrailSets
 from .decide.oidc.token_admission import TokenAdmission
 from .last_used import LastUsed
 from .metrics import PolicyMetrics
-from .operator.guardrail_admin import GuardrailAdmin
-from .operator.key_admin import KeyAdmin
-from .operator.limit_admin import LimitAdmin
-from .operator.role_admin import RoleAdmin
-from .operator.transfer.admin import TransferAdmin
 from .rules import MAX_MESSAGE_BYTES, RULES
 from .servicer import Parts, PolicyServicer
 from .settings import PolicySettings
@@ -85,8 +82,9 @@ async def _serve(
         default_max_priority=settings.default_max_priority,
         default_cache_scope=settings.cache_scope,
     )
-    server = build_server(RULES, servicer.admit_call, trail, options=[receive_limit(MAX_MESSAGE_BYTES)])
-    policy_pb2_grpc.add_PolicyServiceServicer_to_server(servicer, server.server)
+    server = build_server(RULES, parts.callers.admit_call, trail, options=[receive_limit(MAX_MESSAGE_BYTES)])
+    methods = cast("policy_pb2_grpc.PolicyServiceServicer", servicer)
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(methods, server.server)
     server.add(SERVICE_NAME)
     background = Background()
     try:
@@ -101,7 +99,7 @@ async def _serve(
         background.start(
             _sweep(parts.limiter, metrics, shutdown, every_s=settings.lease_s / _SWEEPS_PER_LEASE)
         )
-        background.start(_write_last_used(parts.last_used, shutdown))
+        background.start(_write_last_used(parts.admin.last_used, shutdown))
         background.start(tokens.run_until(shutdown.requested))
         if opened.work is not None:
             background.start(opened.work(shutdown))
@@ -111,7 +109,7 @@ async def _serve(
         await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
         probe.set_ready("running", ok=False, detail="shutting down")
         await server.stop(settings.drain_limit_s)
-        await parts.last_used.write()
+        await parts.admin.last_used.write()
     finally:
         await background.close()
         probe.close()
@@ -140,41 +138,24 @@ def _parts(
         remember_s=settings.settled_memory_s,
         rules=storage.rate_limits,
     )
-    key_admin = KeyAdmin(
-        storage.keys,
+    sets = GuardrailSets(storage.guardrails)
+    prompts = PromptGuard(sets, storage.guardrails)
+    usage = UsageStore(redis, timeout_s=settings.store_timeout_s, guard=guard)
+    last_used = LastUsed(storage.keys)
+    admin = AdminMethods.over(
+        storage,
+        limiter,
+        sets,
+        prompts,
+        usage,
+        last_used,
+        trail,
         default_max_priority=settings.default_max_priority,
         default_cache_scope=settings.cache_scope,
         now_ms=_now_ms,
     )
-    sets = GuardrailSets(storage.guardrails)
-    prompts = PromptGuard(sets, storage.guardrails)
-    role_admin, limit_admin = RoleAdmin(storage.keys), LimitAdmin(storage.rate_limits, limiter)
-    guardrail_admin = GuardrailAdmin(storage.guardrails, sets, prompts, now_ms=_now_ms)
-    transfer_admin = TransferAdmin(
-        storage,
-        key_admin=key_admin,
-        role_admin=role_admin,
-        limit_admin=limit_admin,
-        guardrail_admin=guardrail_admin,
-        now_ms=_now_ms,
-    )
-    return Parts(
-        keys=storage.keys,
-        tokens=tokens,
-        usage=UsageStore(redis, timeout_s=settings.store_timeout_s, guard=guard),
-        limiter=limiter,
-        last_used=LastUsed(storage.keys),
-        service_keys=service_keys,
-        key_admin=key_admin,
-        role_admin=role_admin,
-        limit_admin=limit_admin,
-        prompts=prompts,
-        guardrail_admin=guardrail_admin,
-        transfer_admin=transfer_admin,
-        trail=trail,
-        metrics=metrics,
-        decisions=decisions,
-    )
+    callers = Callers(storage.keys, tokens, service_keys, last_used, decisions)
+    return Parts(callers, usage, limiter, prompts, admin, metrics, decisions)
 
 
 def _now_ms() -> int:
