@@ -24,7 +24,8 @@ from harness.worker_world import EagerBudget
 from numpy.typing import NDArray
 
 from inferflux.v1 import engine_pb2, generation_pb2, tokens_pb2, worker_pb2
-from inferflux.worker.engine.llama.context import DecodeError, Run
+from inferflux.worker.engine.llama.batch import Run
+from inferflux.worker.engine.llama.context import DecodeError
 from inferflux.worker.engine.llama.draft_model import DraftModel, Wanted
 from inferflux.worker.engine.llama.loading import LoadError
 from inferflux.worker.engine.llama.native import Backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,15 @@ from numpy.typing import NDArray
 
 from inferflux.common.llama.native import llama
 from inferflux.worker.engine.plan.planner import ScheduledTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens of one sequence id, from a position on."""
+
+    tokens: NDArray[np.int32]
+    seq_id: int
+    position: int
 
 
 class Batch:

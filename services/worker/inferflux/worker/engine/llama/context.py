@@ -24,7 +24,7 @@ from inferflux.worker.engine.sampling.prompt_scores import SCORED_ROWS
 from inferflux.worker.files.fit import whole_cells
 from inferflux.worker.files.kv_types import USUAL, KvTypes
 
-from .batch import Batch
+from .batch import Batch, Run
 from .pinned_load_log import LoadLog
 from .pinned_state import CELL_HEADER_BYTES, StateBytes
 
@@ -50,15 +50,6 @@ class Interrupted(Exception):
 
 # Whether a step is to be given up; asked often while llama.cpp computes, on a CPU.
 IsInterrupted = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Tokens of one sequence id, from a position on."""
-
-    tokens: NDArray[np.int32]
-    seq_id: int
-    position: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from inferflux.worker.engine.plan.planner import ScheduledTokens
 
-from .context import Adapter, Context, DecodeError, Run
+from .batch import Run
+from .context import Adapter, Context, DecodeError
 
 _PAD = np.zeros(1, np.int32)
 # Cells of a row that only makes up the number.

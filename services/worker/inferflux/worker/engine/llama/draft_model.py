@@ -24,7 +24,8 @@ from inferflux.worker.engine.plan.speculation import MOST_DRAFTED, Course, Model
 from inferflux.worker.engine.sampling.sampling import Logits, Sampler
 from inferflux.worker.engine.sampling.sampling_rows import BAD, choose_tokens
 
-from .context import Context, ContextError, Run
+from .batch import Run
+from .context import Context, ContextError
 from .sharing_trial import find_sharing
 from .trial import trial_tokens
 
