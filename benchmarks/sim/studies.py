@@ -10,7 +10,7 @@ from random import Random
 from typing import get_args
 
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 
 from .conversations import Conversation
 from .figures import Waits, fit_exponent, jain_index, service_rates, waits, waits_by_class

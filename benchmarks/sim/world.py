@@ -10,7 +10,7 @@ from itertools import count
 
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.actions import Action

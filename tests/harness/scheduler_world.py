@@ -14,7 +14,7 @@ from benchmarks.sim.contract import PARKED, RUNNING, SWAPPED, ContractWorker, Se
 from inferflux.common.contract.messages.repeats import Repeats
 from inferflux.common.contract.partitions import WHOLE, Partition
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.jobs import Attempt, JobState, RequestKey

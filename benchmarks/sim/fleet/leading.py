@@ -10,7 +10,7 @@ from benchmarks.sim.world import to_request
 from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core.lease.lease import Lease
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.served import ServedElsewhere
+from inferflux.scheduler.core.order.tenant_service import ServedElsewhere
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.actions import Action
@@ -79,7 +79,7 @@ class Leader:
         if self._world.fleet.policy == "fair":
             value, _ = world.bucket.get(self._shares_key)
             if value is not None:
-                self.core.ledger.restore(value)
+                self.core.tenant_service.restore(value)
             world.events.after(_SHARES_S, self._keep_shares)
             world.events.after(0.0, self._publish_shares)
         world.events.after(_CONSUME_S, self._consume)
@@ -130,7 +130,7 @@ class Leader:
 
         def count(core: SchedulerCore, _now: float) -> list[Action]:
             if new := self._elsewhere.take(partition.name, term, served):
-                core.ledger.charge_elsewhere(new)
+                core.tenant_service.charge_elsewhere(new)
             return []
 
         self._decide("shares", count)
@@ -239,13 +239,13 @@ class Leader:
     def _write_shares(self) -> None:
         bucket = self._world.bucket
         _, revision = bucket.get(self._shares_key)
-        value = self._world.meter.time(self.scheduler, "shares", self.core.ledger.encode)
+        value = self._world.meter.time(self.scheduler, "shares", self.core.tenant_service.encode)
         bucket.write(self._shares_key, value, revision)
 
     def _publish_shares(self) -> None:
         if self._is_over:
             return
-        served = self._world.meter.time(self.scheduler, "shares", self.core.ledger.most_served)
+        served = self._world.meter.time(self.scheduler, "shares", self.core.tenant_service.most_served)
         if self._world.fleet.are_shares_exchanged:
             self._world.send(self._world.tell_served, self.partition, self.lead.term, served)
         self._world.events.after(_SHARES_S, self._publish_shares)

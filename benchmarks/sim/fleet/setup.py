@@ -11,7 +11,7 @@ from random import Random
 from benchmarks.sim.worker import WorkerModel
 from benchmarks.sim.world import START_S
 from inferflux.common.contract.partitions import Partition, divide, shard_of
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 
 # One leaves, two are killed, and one is in the zone that is lost.
 LEAST_SCHEDULERS = 4

@@ -15,7 +15,7 @@ from benchmarks.sim.world import START_S
 from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core.types.jobs import RequestKey
 from inferflux.scheduler.core.types.replayed import outcome_of
-from inferflux.scheduler.core.workers.live_workers import LiveWorkers
+from inferflux.scheduler.core.workers.slot_table import LiveWorkers
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 from .demand import weights

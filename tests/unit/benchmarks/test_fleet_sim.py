@@ -18,7 +18,7 @@ from benchmarks.sim.fleet.setup import QUICK, Fleet, Timeline
 from benchmarks.sim.fleet.store import Bucket, WorkQueue
 from benchmarks.sim.fleet.study import Found
 from inferflux.common.contract.partitions import Partition
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 
 pytestmark = pytest.mark.long
 

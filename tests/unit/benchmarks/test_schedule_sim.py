@@ -21,7 +21,7 @@ from benchmarks.sim.traffic import MIXED, Arrival, Arrivals, Tenant, Traffic, ar
 from benchmarks.sim.worker import WorkerModel
 from benchmarks.sim.world import START_S, Setup, Stuck, World
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 from inferflux.scheduler.core.types.jobs import RequestKey
 
 pytestmark = pytest.mark.long

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.lifecycle.queue import ModelQueue
-from inferflux.scheduler.core.order.policies import make_policy
+from inferflux.scheduler.core.order.queue_policies import make_policy
 from inferflux.scheduler.core.types.announcements import LEAST_INTERVAL_S, Announcements, Outlook
 from inferflux.scheduler.core.types.jobs import Job, JobState
 

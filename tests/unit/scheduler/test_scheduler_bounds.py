@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import ResourceExhausted, from_failed
 from inferflux.scheduler.core.lifecycle.queue import Queue
-from inferflux.scheduler.core.order.policies import PolicyName, make_policy
+from inferflux.scheduler.core.order.queue_policies import PolicyName, make_policy
 from inferflux.scheduler.core.types.bounds import Bounds, Full, Waiting, full, retry_delay_s
 from inferflux.scheduler.core.types.jobs import Job
 

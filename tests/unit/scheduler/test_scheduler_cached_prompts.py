@@ -6,7 +6,7 @@ import pytest
 from harness.scheduler_world import MODEL, make_request
 
 from inferflux.scheduler.core.lifecycle.batches import prefill_tokens
-from inferflux.scheduler.core.order.policies import PolicyName, work
+from inferflux.scheduler.core.order.queue_policies import PolicyName, work
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.jobs import Job, RequestKey
@@ -94,13 +94,13 @@ def test_what_was_evicted_meanwhile_is_charged_at_the_end(had: int, owed: int) -
     (dispatch,) = dispatches(core)
     answer = worker_pb2.BatchAccepted(batch_id=dispatch.batch.batch_id, accepted_request_ids=["r"])
     core.on_batch_answer(answer, START_S)
-    before = core.ledger.counters["acme"]
+    before = core.tenant_service.counters["acme"]
     event = scheduler_pb2.WorkerEvent(worker_id="w1", incarnation="i")
     finished = event.request_finished
     finished.tenant, finished.request_id, finished.epoch, finished.outcome = "acme", "r", 1, "stop"
     finished.usage.prompt_tokens, finished.usage.cached_prompt_tokens = 500, had
     core.on_event(event, START_S)
-    assert core.ledger.counters["acme"] - before == owed
+    assert core.tenant_service.counters["acme"] - before == owed
 
 
 def test_a_tenant_is_not_charged_for_what_is_cached() -> None:
@@ -109,7 +109,7 @@ def test_a_tenant_is_not_charged_for_what_is_cached() -> None:
         request = make_request("r", prompt=500, max_tokens=10, tenant=tenant)
         core.on_job(request, tenant, len(core.jobs) + 1, START_S, cached_on)
     dispatches(core)
-    charged = {tenant: core.ledger.counters[tenant] for tenant in ("acme", "globex")}
+    charged = {tenant: core.tenant_service.counters[tenant] for tenant in ("acme", "globex")}
     assert charged["globex"] - charged["acme"] == 400
 
 

@@ -11,7 +11,7 @@ from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.messages.heartbeats import check_status
 from inferflux.common.contract.requests.constraint_limits import MAX_FUNCTIONS
 from inferflux.scheduler.core.lifecycle import checks
-from inferflux.scheduler.edge.recovery import decode
+from inferflux.scheduler.edge.replay import decode
 from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 AnswerFormat = generation_pb2.AnswerFormat

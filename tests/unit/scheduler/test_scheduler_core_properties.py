@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 from inferflux.scheduler.core.types.limits import Limits
 
 PICK = st.integers(min_value=0, max_value=1_000_000)

@@ -7,7 +7,7 @@ from harness.memory_nats import MemoryNats
 from inferflux.common.bus import Bus, StreamLimits
 from inferflux.common.contract import subjects
 from inferflux.common.contract.partitions import WHOLE
-from inferflux.scheduler.core.order.ledger import Ledger
+from inferflux.scheduler.core.order.tenant_service import TenantService
 from inferflux.scheduler.leadership.kept_store import Kept, KeptStore
 
 
@@ -16,21 +16,21 @@ def store_on(bus: Bus, kept: Kept) -> KeptStore:
 
 
 async def what_is_kept(bus: Bus) -> dict[str, float]:
-    ledger = Ledger()
-    await store_on(bus, ledger).load()
-    return ledger.counters
+    service = TenantService()
+    await store_on(bus, service).load()
+    return service.counters
 
 
 async def test_what_could_not_be_read_at_first_is_read_before_it_is_written_over() -> None:
     nats = MemoryNats()
     bus, other = await nats.connect(), await nats.connect()
     await bus.ensure_streams(StreamLimits())
-    first = Ledger()
+    first = TenantService()
     first.set("greedy", 100.0)
     first.set("modest", 0.0)
     await store_on(bus, first).keep()
 
-    following = Ledger()
+    following = TenantService()
     store = store_on(other, following)
     nats.cut(other)
     await store.load()

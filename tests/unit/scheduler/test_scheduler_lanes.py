@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from inferflux.scheduler.core.lifecycle import planning
 from inferflux.scheduler.core.lifecycle.queue import ModelQueue
-from inferflux.scheduler.core.order.ledger import Ledger
-from inferflux.scheduler.core.order.policies import PolicyName, make_policy
-from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.queue_policies import PolicyName, make_policy
+from inferflux.scheduler.core.order.queue_policy import QueuePolicy
 from inferflux.scheduler.core.order.running import Running
 from inferflux.scheduler.core.order.shares import Floor, TenantShares
+from inferflux.scheduler.core.order.tenant_service import TenantService
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.jobs import Job, JobState
@@ -162,12 +162,14 @@ def test_requests_in_several_lines_are_served_in_the_order_of_one(
     sizes = {Size(0, 30), Size(0, 300)}
     served: list[list[int]] = []
     for has_lanes in (False, True):
-        ledger = Ledger()
+        service = TenantService()
         running = Running(is_urgent=_is_urgent)
         floor = Floor()
 
-        def new_policy(ledger: Ledger = ledger, running: Running = running, floor: Floor = floor) -> Policy:
-            shares = TenantShares(None, ledger, floor)
+        def new_policy(
+            service: TenantService = service, running: Running = running, floor: Floor = floor
+        ) -> QueuePolicy:
+            shares = TenantShares(None, service, floor)
             return make_policy(name, aging_s=2.0, shares=shares, running=running, is_urgent=_is_urgent)
 
         now = set(sizes) if has_lanes else set[Size]()

@@ -7,7 +7,7 @@ import pytest
 from inferflux.common.contract import subjects
 from inferflux.common.contract.partitions import Partition
 from inferflux.common.process.settings import load
-from inferflux.scheduler.core.workers.live_workers import LiveWorkers
+from inferflux.scheduler.core.workers.slot_table import LiveWorkers
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2
 

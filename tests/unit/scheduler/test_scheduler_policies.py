@@ -11,17 +11,17 @@ from harness.scheduler_jobs import make_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.scheduler.core.order.ledger import Ledger
-from inferflux.scheduler.core.order.policies import Fair, Fcfs, Sjf, make_policy, work
-from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.queue_policies import Fair, Fcfs, Sjf, make_policy, work
+from inferflux.scheduler.core.order.queue_policy import QueuePolicy
 from inferflux.scheduler.core.order.shares import TenantShares
+from inferflux.scheduler.core.order.tenant_service import TenantService
 from inferflux.scheduler.core.order.urgent import UrgentFirst
 from inferflux.scheduler.core.types.jobs import Job
 
 AGING_S = 2.0
 
 
-def drain(policy: Policy) -> list[int]:
+def drain(policy: QueuePolicy) -> list[int]:
     out = []
     while (job := policy.first()) is not None:
         policy.discard(job)
@@ -80,7 +80,7 @@ def test_a_job_to_be_computed_again_pays_for_its_tokens_at_the_price_of_a_prompt
 class Machine:
     """Slots that generate a token per step, charged as they do."""
 
-    def __init__(self, policy: Policy, slots: int) -> None:
+    def __init__(self, policy: QueuePolicy, slots: int) -> None:
         self.policy = policy
         self.slots = slots
         self.running: deque[tuple[Job, int]] = deque()
@@ -310,8 +310,8 @@ def test_a_weight_that_is_none_is_refused_by_the_tenants_name(weight: float) -> 
 
 
 def test_a_tenant_that_was_served_of_one_model_waits_longer_for_another() -> None:
-    ledger = Ledger()
-    one, other = (Fair(AGING_S, TenantShares(ledger=ledger)) for _ in range(2))
+    service = TenantService()
+    one, other = (Fair(AGING_S, TenantShares(service=service)) for _ in range(2))
     for policy in (one, other):
         policy.push(make_job(1, tenant="greedy"))
         policy.push(make_job(2, tenant="modest"))
@@ -320,16 +320,16 @@ def test_a_tenant_that_was_served_of_one_model_waits_longer_for_another() -> Non
 
 
 def test_what_was_served_is_known_to_the_next_leader_and_idle_tenants_have_no_credit() -> None:
-    ledger = Ledger()
-    policy = Fair(AGING_S, TenantShares(ledger=ledger))
-    ledger.set("idle", -50.0)
+    service = TenantService()
+    policy = Fair(AGING_S, TenantShares(service=service))
+    service.set("idle", -50.0)
     for i, tenant in enumerate(("greedy", "modest")):
         policy.push(make_job(i, tenant=tenant))
     policy.charge("greedy", 100, 0)
-    following = Ledger()
-    following.restore(ledger.encode())
+    following = TenantService()
+    following.restore(service.encode())
     assert following.counters == {"greedy": 100.0, "modest": 0.0, "idle": 0.0}
-    then = Fair(AGING_S, TenantShares(ledger=following))
+    then = Fair(AGING_S, TenantShares(service=following))
     for i, tenant in enumerate(("greedy", "modest")):
         then.push(make_job(i, tenant=tenant))
     assert drain(then) == [1, 0]
@@ -343,6 +343,6 @@ def test_what_was_served_is_known_to_the_next_leader_and_idle_tenants_have_no_cr
     ],
 )
 def test_shares_that_cannot_be_read_are_ignored(written: bytes) -> None:
-    ledger = Ledger()
-    ledger.restore(written)
-    assert ledger.counters == {}
+    service = TenantService()
+    service.restore(written)
+    assert service.counters == {}

@@ -7,7 +7,7 @@ from harness.scheduler_world import MODEL, make_request
 
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.lifecycle.prefix_waits import MeanService
-from inferflux.scheduler.core.order.policies import PolicyName
+from inferflux.scheduler.core.order.queue_policies import PolicyName
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.actions import Action

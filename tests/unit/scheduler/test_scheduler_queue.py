@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.lifecycle.queue import ModelQueue, Pace, Queue
-from inferflux.scheduler.core.order.policies import Fcfs, Priority, make_policy
+from inferflux.scheduler.core.order.queue_policies import Fcfs, Priority, make_policy
 from inferflux.scheduler.core.types.announcements import Outlook
 from inferflux.scheduler.core.types.ranking import Ranking
 

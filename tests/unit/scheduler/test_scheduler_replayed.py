@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inferflux.scheduler.core.types.replayed import assemble
-from inferflux.scheduler.edge.recovery import decode
+from inferflux.scheduler.edge.replay import decode
 from inferflux.v1 import generation_pb2, tokens_pb2
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.scheduler.core.lifecycle.checks import check_service
-from inferflux.scheduler.core.order.ledger import Ledger
-from inferflux.scheduler.core.order.served import ServedElsewhere
 from inferflux.scheduler.core.order.shares import TenantShares
+from inferflux.scheduler.core.order.tenant_service import ServedElsewhere, TenantService
 from inferflux.v1 import scheduler_pb2
 
 TENANTS = ("a", "b", "c")
@@ -53,26 +52,26 @@ def test_whatever_is_lost_all_service_is_counted_once_in_the_end(steps: list[Ste
     """One leader serves and publishes, others succeed it, and a leader elsewhere counts.
 
     What was not published when another one succeeded is not counted."""
-    elsewhere, ledger, term = ServedElsewhere(), Ledger(), 1
+    elsewhere, service, term = ServedElsewhere(), TenantService(), 1
     elsewhere.take("0-of-2", term, {})
     counted: Counter[str] = Counter()
     published: Counter[str] = Counter()
     unpublished: Counter[str] = Counter()
 
     def publish() -> None:
-        for tenant, cost in elsewhere.take("0-of-2", term, ledger.most_served()).items():
+        for tenant, cost in elsewhere.take("0-of-2", term, service.most_served()).items():
             counted[tenant] += round(cost)
         published.update(unpublished)
         unpublished.clear()
 
     for what, tenant, tokens in steps:
         if what == "serve":
-            ledger.charge(tenant, ledger.counters.get(tenant, 0.0), tokens)
+            service.charge(tenant, service.counters.get(tenant, 0.0), tokens)
             unpublished[tenant] += tokens
         elif what == "publish":
             publish()
         elif what == "succeed":
-            ledger, term = Ledger(), term + 1
+            service, term = TenantService(), term + 1
             unpublished.clear()
     publish()
     assert counted == published
@@ -83,11 +82,11 @@ def rounds(*, is_shared: bool) -> Counter[str]:
     served: Counter[str] = Counter()
     sides = []
     for name, tenants in (("0-of-2", ("both", "a")), ("1-of-2", ("both", "b"))):
-        ledger = Ledger()
-        shares = TenantShares(ledger=ledger)
+        service = TenantService()
+        shares = TenantShares(service=service)
         for tenant in tenants:
             shares.enter(tenant)
-        sides.append((name, ledger, shares, ServedElsewhere()))
+        sides.append((name, service, shares, ServedElsewhere()))
     for step in range(3000):
         for _, _, shares, _ in sides:
             first = shares.first()
@@ -95,10 +94,10 @@ def rounds(*, is_shared: bool) -> Counter[str]:
             served[first] += 1
             shares.charge(first, 1, 0)
         if is_shared and step % 10 == 0:
-            for name, ledger, _, _ in sides:
+            for name, service, _, _ in sides:
                 for other, counting, _, elsewhere in sides:
                     if other != name:
-                        counting.charge_elsewhere(elsewhere.take(name, 1, ledger.most_served()))
+                        counting.charge_elsewhere(elsewhere.take(name, 1, service.most_served()))
     return served
 
 
@@ -110,11 +109,11 @@ def test_a_tenant_of_two_partitions_gets_as_much_as_others_and_twice_as_much_wit
 
 
 def test_a_tenant_that_was_served_elsewhere_owes_it_when_it_comes() -> None:
-    ledger = Ledger()
-    shares = TenantShares(ledger=ledger)
+    service = TenantService()
+    shares = TenantShares(service=service)
     shares.enter("here")
     shares.charge("here", 10, 0)
-    ledger.charge_elsewhere({"there": 25.0})
+    service.charge_elsewhere({"there": 25.0})
     shares.enter("there")
     assert shares.counter("there") == 35.0
     assert shares.first() == "here"
@@ -128,7 +127,7 @@ class EagerShares(TenantShares):
         self._sort_changed()
 
 
-class WalkingLedger(Ledger):
+class WalkingService(TenantService):
     """Asks every queue for every tenant, whether it waits there or not."""
 
     def __init__(self) -> None:
@@ -169,19 +168,19 @@ MOVES = st.lists(
 
 
 class Side:
-    """Queues of one leader after the other, which share a ledger of one kind."""
+    """Queues of one leader after the other, which share a service of one kind."""
 
-    def __init__(self, kind: type[Ledger]) -> None:
+    def __init__(self, kind: type[TenantService]) -> None:
         self._kind = kind
         self.begin()
 
     def begin(self, written: bytes = b"{}") -> None:
-        self.ledger = self._kind()
-        shares = EagerShares if self._kind is WalkingLedger else TenantShares
-        self.queues = [shares({"b": 2.0}, self.ledger) for _ in range(QUEUES)]
-        if isinstance(self.ledger, WalkingLedger):
-            self.ledger.queues = self.queues
-        self.ledger.restore(written)
+        self.service = self._kind()
+        shares = EagerShares if self._kind is WalkingService else TenantShares
+        self.queues = [shares({"b": 2.0}, self.service) for _ in range(QUEUES)]
+        if isinstance(self.service, WalkingService):
+            self.service.queues = self.queues
+        self.service.restore(written)
         self.waiting: set[tuple[int, str]] = set()
 
     def move(self, what: str, queue: int, tenant: str, tokens: int) -> None:
@@ -195,9 +194,9 @@ class Side:
         elif what == "charge":
             self.queues[queue].charge(tenant, tokens, 1)
         elif what == "elsewhere":
-            self.ledger.charge_elsewhere({tenant: float(tokens)})
+            self.service.charge_elsewhere({tenant: float(tokens)})
         elif what == "take over":
-            self.begin(self.ledger.encode())
+            self.begin(self.service.encode())
 
     def order(self, queue: int) -> tuple[object, ...]:
         shares = self.queues[queue]
@@ -205,7 +204,7 @@ class Side:
             shares.first(),
             [shares.position(tenant) for tenant in "abcd"],
             shares.floor,
-            self.ledger.counters,
+            self.service.counters,
         )
 
 
@@ -213,14 +212,14 @@ class Side:
 def test_tenants_stand_in_the_same_order_however_few_queues_are_sorted_and_however_late(
     moves: list[Move],
 ) -> None:
-    one, other = Side(Ledger), Side(WalkingLedger)
+    one, other = Side(TenantService), Side(WalkingService)
     for move in moves:
         one.move(*move)
         other.move(*move)
         if move[3] % 3 == 0:  # now and then a queue is looked at, and so sorted
             assert one.order(move[1]) == other.order(move[1])
     assert [one.order(queue) for queue in range(QUEUES)] == [other.order(queue) for queue in range(QUEUES)]
-    assert one.ledger.encode() == other.ledger.encode()
+    assert one.service.encode() == other.service.encode()
 
 
 @pytest.mark.parametrize(

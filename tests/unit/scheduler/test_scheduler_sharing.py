@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.policies import make_policy
-from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.queue_policies import make_policy
+from inferflux.scheduler.core.order.queue_policy import QueuePolicy
 from inferflux.scheduler.core.order.running import Running
 from inferflux.scheduler.core.order.urgent import URGENT_LEAD_S
 from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
@@ -30,7 +30,7 @@ class Line:
 
     def __init__(self) -> None:
         self.running = Running(is_urgent=_is_urgent)
-        self.policy: Policy = make_policy(
+        self.policy: QueuePolicy = make_policy(
             "priority", aging_s=AGING_S, running=self.running, is_urgent=_is_urgent
         )
         self._arrivals = 0

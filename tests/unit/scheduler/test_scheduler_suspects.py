@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from inferflux.scheduler.core.lifecycle.fairness import FairnessController, FairnessSettings
 from inferflux.scheduler.core.lifecycle.queue import Queue
 from inferflux.scheduler.core.lifecycle.state import SchedulerState
-from inferflux.scheduler.core.order.policies import make_policy
+from inferflux.scheduler.core.order.queue_policies import make_policy
 from inferflux.scheduler.core.types.facets import RequeueReason
 from inferflux.scheduler.core.types.jobs import JobState, RequestKey
 from inferflux.scheduler.core.types.limits import Limits

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
-from inferflux.scheduler.core.order.policies import PolicyName, make_policy
-from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.queue_policies import PolicyName, make_policy
+from inferflux.scheduler.core.order.queue_policy import QueuePolicy
 from inferflux.scheduler.core.order.running import Running
 from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.types.limits import Limits
@@ -143,7 +143,9 @@ class Slots:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.running = Running(ordinary_share=0.25, is_urgent=is_urgent, slots=lambda: slots)
-        self.policy: Policy = make_policy("priority", aging_s=2.0, running=self.running, is_urgent=is_urgent)
+        self.policy: QueuePolicy = make_policy(
+            "priority", aging_s=2.0, running=self.running, is_urgent=is_urgent
+        )
         self.left: dict[Job, int] = {}
 
     def step(self) -> list[Job]:

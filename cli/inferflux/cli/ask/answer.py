@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inferflux.api.finish_reasons import name_of
-from inferflux.common.prefixes.tiers import tier_name
+from inferflux.common.prefixes.names import tier_name
 from inferflux.v1 import generation_pb2, inference_pb2, tokens_pb2
 
 from .tools import to_json

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.markup import escape
 
-from inferflux.common.prefixes.sharing import sharing_name
+from inferflux.common.prefixes.names import sharing_name
 from inferflux.v1 import admin_pb2, cluster_pb2, scheduler_pb2
 
 from .rows import bytes_words, make_table

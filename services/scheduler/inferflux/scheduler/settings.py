@@ -11,7 +11,7 @@ from inferflux.common.contract.partitions import SHARDS
 from inferflux.common.process.settings import ServiceSettings, SubjectToken, setting, unique_name
 
 from .core.lifecycle.fairness import FairnessSettings
-from .core.order.policies import PolicyName
+from .core.order.queue_policies import PolicyName
 from .core.types.limits import Limits
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from inferflux.common.calls.audit.calls import ALLOWED, CALL
 from inferflux.common.calls.audit.writer import AuditTrail
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument
-from inferflux.common.prefixes.tiers import tier_name
+from inferflux.common.prefixes.names import tier_name
 from inferflux.common.process import logs
 from inferflux.common.process.tasks import Background
 from inferflux.v1 import generation_pb2, policy_pb2

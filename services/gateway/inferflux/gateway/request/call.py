@@ -14,7 +14,7 @@ from inferflux.common.calls.audit.writer import NO_AUDIT
 from inferflux.common.calls.calls import CallContext
 from inferflux.common.contract import attempts, subjects
 from inferflux.common.contract.errors import InferFluxError
-from inferflux.common.prefixes.tiers import tier_name
+from inferflux.common.prefixes.names import tier_name
 from inferflux.common.process import logs
 from inferflux.common.tracing import Kind, Span, Tracer, names, parse
 from inferflux.gateway.policy.caller import Caller

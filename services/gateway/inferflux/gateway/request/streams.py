@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from inferflux.common.contract.callers.sharing import may_have_more
+from inferflux.common.contract.callers.places import may_have_more
 from inferflux.common.contract.errors import ResourceExhausted, Unavailable
 from inferflux.common.process.tasks import Background, is_set_within
 

@@ -24,8 +24,8 @@ from .lifecycle.state import SchedulerState
 from .lifecycle.unserved import UnservedModels
 from .lifecycle.worker_commands import WorkerCommands
 from .lifecycle.worker_reports import WorkerReports
-from .order.ledger import Ledger
-from .order.policies import Orders, PolicyName
+from .order.queue_policies import Orders, PolicyName
+from .order.tenant_service import TenantService
 from .types import actions, outcomes
 from .types.actions import Action
 from .types.jobs import Job, JobState, RequestKey
@@ -69,13 +69,13 @@ class SchedulerCore:
         partition: Partition = WHOLE,
     ) -> None:
         self.policy = policy
-        self.ledger = Ledger()
+        self.tenant_service = TenantService()
         controller = FairnessController(fairness or FairnessSettings())
         orders = Orders(
             policy,
             aging_s=aging_s,
             weights=tenant_weights or {},
-            ledger=self.ledger,
+            service=self.tenant_service,
             ordinary_share=ordinary_share,
             is_urgent=controller.is_urgent,
         )

@@ -24,7 +24,7 @@ from . import cancel, host_commands
 from .dispatch import dispatch, probe
 from .guard import GuardedCore
 from .prefix_hints import Hints
-from .recovery import end_lost, read_replayed
+from .replay import end_lost, read_replayed
 
 LookUp = Callable[[Sequence[scheduler_pb2.InferenceRequest]], Awaitable[list[Hints]]]
 

@@ -9,7 +9,7 @@ from inferflux.common.contract.partitions import Partition
 from inferflux.common.process import logs
 from inferflux.common.process.tasks import cancel_all
 from inferflux.scheduler.core.defects import PlanningHealth
-from inferflux.scheduler.core.workers.live_workers import LiveWorkers
+from inferflux.scheduler.core.workers.slot_table import LiveWorkers
 from inferflux.v1 import host_pb2, scheduler_pb2
 
 from .leader import Leader

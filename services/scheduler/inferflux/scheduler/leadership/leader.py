@@ -151,7 +151,7 @@ class Leader:
             is_fair = self._settings.policy == "fair"
             stores = [self._store(subjects.killer_images(self._partition), self.core.killer_images)]
             if is_fair:
-                stores.append(self._store(subjects.tenant_shares(self._partition), self.core.ledger))
+                stores.append(self._store(subjects.tenant_shares(self._partition), self.core.tenant_service))
             await asyncio.gather(*(store.load() for store in stores))
             for store in stores:
                 exits.push_async_callback(store.keep)

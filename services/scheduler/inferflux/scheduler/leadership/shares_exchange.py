@@ -10,7 +10,7 @@ from inferflux.common.contract.errors import InferFluxError, InvalidArgument
 from inferflux.common.contract.partitions import Partition
 from inferflux.common.process import logs
 from inferflux.scheduler.core.lifecycle.checks import check_service
-from inferflux.scheduler.core.order.served import ServedElsewhere
+from inferflux.scheduler.core.order.tenant_service import ServedElsewhere
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.edge.guard import GuardedCore
@@ -51,7 +51,7 @@ class SharesExchange:
 
     async def _publish(self) -> None:
         service = scheduler_pb2.PartitionService(partition=self._partition.name, term=self._term)
-        most = self._guard.ask("what was served", lambda core, _now: core.ledger.most_served())
+        most = self._guard.ask("what was served", lambda core, _now: core.tenant_service.most_served())
         for tenant, served in most.items():
             service.tenants.add(tenant=tenant, served=served)
         if self._bus.is_connected:
@@ -74,7 +74,7 @@ class SharesExchange:
         new = self._elsewhere.take(partition.name, service.term, served)
 
         def count(core: SchedulerCore, _now: float) -> list[Action]:
-            core.ledger.charge_elsewhere(new)
+            core.tenant_service.charge_elsewhere(new)
             return []
 
         if new:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.common.prefixes.sharing import sharing_name
+from inferflux.common.prefixes.names import sharing_name
 from inferflux.common.process import logs
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2
 

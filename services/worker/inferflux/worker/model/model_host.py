@@ -8,7 +8,7 @@ import time
 from inferflux.common.contract.errors import Unavailable
 from inferflux.common.contract.models.model_roles import embeds
 from inferflux.common.contract.requests.images import id_of
-from inferflux.common.prefixes.sharing import sharing_name
+from inferflux.common.prefixes.names import sharing_name
 from inferflux.common.process import logs
 from inferflux.common.process.machine.cpu_time import cpu_s
 from inferflux.common.process.tasks import Background, is_set_within, until_next

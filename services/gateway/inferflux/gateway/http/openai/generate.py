@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from inferflux.api.finish_reasons import name_of
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.common.prefixes.tiers import tier_name
+from inferflux.common.prefixes.names import tier_name
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from . import constraints

@@ -27,7 +27,7 @@ from inferflux.common.contract.requests.generation_limits import (
 )
 from inferflux.common.contract.requests.images import MAX_PARTS, check_image_id
 from inferflux.common.contract.requests.worker_pools import parse_pools
-from inferflux.scheduler.core.order.ledger import HIGHEST, MOST_TENANTS
+from inferflux.scheduler.core.order.tenant_service import HIGHEST, MOST_TENANTS
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 _MAX_TEXT_BYTES = 4096

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp
 
-from inferflux.scheduler.core.order.policies import Fcfs
-from inferflux.scheduler.core.order.policy import Policy
+from inferflux.scheduler.core.order.queue_policies import Fcfs
+from inferflux.scheduler.core.order.queue_policy import QueuePolicy
 from inferflux.scheduler.core.order.running import Running
 from inferflux.scheduler.core.types.announcements import Outlook
 from inferflux.scheduler.core.types.bounds import Waiting
@@ -81,7 +81,7 @@ class Lane:
     """
 
     misfits: frozenset[Size]
-    order: Policy
+    order: QueuePolicy
 
 
 class ModelQueue:
@@ -99,7 +99,7 @@ class ModelQueue:
 
     def __init__(
         self,
-        new_policy: Callable[[], Policy],
+        new_policy: Callable[[], QueuePolicy],
         waiting: Waiting | None = None,
         running: Running | None = None,
         sizes: Callable[[], Collection[Size]] = lambda: (),
@@ -253,7 +253,7 @@ class ModelQueue:
             self._pace.pause()
 
     def on_running(self, tenant: str) -> None:
-        """As in `Policy.on_running`."""
+        """As in `QueuePolicy.on_running`."""
         for lane in (*self._lanes.values(), *self._waiting_for.values(), self.offers):
             lane.order.on_running(tenant)
 
@@ -300,7 +300,7 @@ class Queue:
 
     def __init__(
         self,
-        new_policy: Callable[[Running], Policy],
+        new_policy: Callable[[Running], QueuePolicy],
         new_running: Callable[[str], Running] = lambda _model: Running(),
         sizes: Callable[[str], Collection[Size]] = lambda _model: (),
     ) -> None:
@@ -358,7 +358,7 @@ class Queue:
             queue.sort()
 
     def urgency_key(self, job: Job) -> float:
-        """As in `Policy.urgency_key`, by its model's queue."""
+        """As in `QueuePolicy.urgency_key`, by its model's queue."""
         return self.of(job.model).policy.urgency_key(job)
 
     def _running_of(self, model: str) -> Running:

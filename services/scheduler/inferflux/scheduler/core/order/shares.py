@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from inferflux.scheduler.core.types.ranking import Ranking
 
-from .ledger import Ledger
+from .tenant_service import TenantService
 
 _MOST_IDLE = 1024
 
@@ -43,7 +43,7 @@ class TenantShares:
     Args:
         weights: by tenant, above 0; 1 where a tenant is not in it. Of two tenants that always have requests
             waiting, one with twice the weight is served twice as much.
-        ledger: the counters, which several queues may share; of this queue alone when not given.
+        service: the counters, which several queues may share; of this queue alone when not given.
         floor: of the queue that this is a lane of; of this one alone when not given.
         input_cost: of a prompt token.
         output_cost: of a generated token. It takes more of a step's time, and the paper's pricing is 1 to 2.
@@ -55,7 +55,7 @@ class TenantShares:
     def __init__(
         self,
         weights: Mapping[str, float] | None = None,
-        ledger: Ledger | None = None,
+        service: TenantService | None = None,
         floor: Floor | None = None,
         *,
         input_cost: float = 1.0,
@@ -64,8 +64,8 @@ class TenantShares:
         self._weights = {t: _positive(f"weight of tenant {t}", w) for t, w in (weights or {}).items()}
         self._input_cost = _positive("input_cost", input_cost)
         self._output_cost = _positive("output_cost", output_cost)
-        self._ledger = Ledger() if ledger is None else ledger
-        self._counters = self._ledger.counters
+        self._service = TenantService() if service is None else service
+        self._counters = self._service.counters
         # Of the active: counter, since when it stands there (equal ones alternate), tenant.
         self._order: Ranking[tuple[float, int, str]] = Ranking()
         self._entries: dict[str, tuple[float, int, str]] = {}
@@ -104,18 +104,18 @@ class TenantShares:
         """Add a tenant that has requests waiting, and had none; it is not lifted if it never ceased to want
         to be served."""
         counter = self.counter(tenant)
-        was_idle = not (self._ledger.is_active(tenant) or self._ledger.take_restored(tenant))
-        self._ledger.set(tenant, max(counter, self.floor) if is_lifted and was_idle else counter)
+        was_idle = not (self._service.is_active(tenant) or self._service.take_restored(tenant))
+        self._service.set(tenant, max(counter, self.floor) if is_lifted and was_idle else counter)
         self.active_weight += self.weight(tenant)
         self._sort_changed()
         self._sort_in(tenant)
-        self._ledger.enter(tenant, self)
+        self._service.enter(tenant, self)
 
     def leave(self, tenant: str) -> None:
         """Remove a tenant that has no request waiting any more. Raises KeyError if it had none before."""
         self._order.remove(self._entries.pop(tenant))
         self._changed.pop(tenant, None)
-        self._ledger.leave(tenant, self)
+        self._service.leave(tenant, self)
         self.active_weight = self.active_weight - self.weight(tenant) if self._entries else 0.0
         self._floor.last_left = tenant
         if len(self._counters) - len(self._entries) >= self._sweep_at:
@@ -126,7 +126,7 @@ class TenantShares:
         cost = input_tokens * self._input_cost + output_tokens * self._output_cost
         if cost <= 0:
             return
-        self._ledger.charge(tenant, self.counter(tenant), cost / self.weight(tenant))
+        self._service.charge(tenant, self.counter(tenant), cost / self.weight(tenant))
 
     def sort(self, tenant: str) -> None:
         """Its counter has changed."""
@@ -162,7 +162,7 @@ class TenantShares:
         floor = self.floor
         kept = self._entries.keys() | {self._floor.last_left}
         for tenant in [t for t, c in self._counters.items() if c <= floor and t not in kept]:
-            if not self._ledger.is_active(tenant):
+            if not self._service.is_active(tenant):
                 del self._counters[tenant]
         self._sweep_at = 2 * (len(self._counters) - len(self._entries)) + _MOST_IDLE
 

@@ -15,14 +15,14 @@ from itertools import chain
 
 from inferflux.scheduler.core.types.jobs import Job
 
-from .policy import Policy
+from .queue_policy import QueuePolicy
 from .running import Running
 
 # How much earlier an urgent request counts as having come than another of its effective priority.
 URGENT_LEAD_S = 60.0
 
 
-class UrgentFirst(Policy):
+class UrgentFirst(QueuePolicy):
     """The policy `priority`: the order of urgent requests, and that of the others.
 
     Args:
@@ -33,7 +33,7 @@ class UrgentFirst(Policy):
     """
 
     def __init__(
-        self, urgent: Policy, ordinary: Policy, running: Running, is_urgent: Callable[[Job], bool]
+        self, urgent: QueuePolicy, ordinary: QueuePolicy, running: Running, is_urgent: Callable[[Job], bool]
     ) -> None:
         self._urgent = urgent
         self._ordinary = ordinary
@@ -69,7 +69,7 @@ class UrgentFirst(Policy):
             self._waiting_urgent.add(job)
         self._order_of(job).put_back(job)
 
-    def _order_of(self, job: Job) -> Policy:
+    def _order_of(self, job: Job) -> QueuePolicy:
         return self._urgent if job in self._waiting_urgent else self._ordinary
 
     def first(self) -> Job | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-from inferflux.common.contract.callers.sharing import may_have_more
+from inferflux.common.contract.callers.places import may_have_more
 from inferflux.common.contract.errors import ResourceExhausted, to_failed
 from inferflux.v1 import tokens_pb2
 

@@ -1,10 +1,11 @@
-"""The table of workers that live (pure)."""
+"""The table of workers that live, and those that a standby knows of (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from inferflux.common.contract.known_workers import MAX_WORKERS, SILENT_S
 from inferflux.v1 import scheduler_pb2
 
 from .slots import WorkerSlots
@@ -59,3 +60,25 @@ class SlotTable:
         """Count no worker's silence before `until_s`: it could not be seen."""
         for worker in self._workers.values():
             worker.last_seen_s = max(worker.last_seen_s, until_s)
+
+
+class LiveWorkers:
+    """Workers that sent a heartbeat, and when the last came, in seconds of the caller's clock."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
+        if status.worker_id not in self._seen and len(self._seen) >= MAX_WORKERS:
+            self.live(now, SILENT_S)
+        self._seen[status.worker_id] = status.incarnation, now
+
+    def on_left(self, worker_id: str, incarnation: str) -> None:
+        if self._seen.get(worker_id, ("", 0.0))[0] == incarnation:
+            del self._seen[worker_id]
+
+    def live(self, now: float, dead_after_s: float) -> set[str]:
+        """Return the workers whose last heartbeat is less than `dead_after_s` seconds old; the others are
+        forgotten."""
+        self._seen = {w: seen for w, seen in self._seen.items() if now - seen[1] < dead_after_s}
+        return set(self._seen)

@@ -1,12 +1,16 @@
-"""Ledger of the service that each tenant has had, of all models together (pure).
+"""Service that each tenant has had, of all models together (pure).
 
-The counters of `TenantShares`. A leader writes them down now and then, and the next leader reads them.
+The counters of `TenantShares`. A leader writes them down now and then, and the next leader reads them. A
+leader of another partition publishes sums that only grow, from 0 at the beginning of its term. So a message
+that is lost or repeated changes nothing in the end: the next one has it all. Messages of one leader come in
+their order.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,9 +20,11 @@ if TYPE_CHECKING:
 MOST_TENANTS = 4096
 # More tokens than any tenant is ever served; a float still counts by one there.
 HIGHEST = 2.0**53
+# Tenants of which the sums are kept, of one partition: those of the latest message are in any case.
+_MOST_KEPT = 16_384
 
 
-class Ledger:
+class TenantService:
     """Counters by tenant, in weighted tokens, and the queues that order tenants by them."""
 
     def __init__(self) -> None:
@@ -101,3 +107,36 @@ class Ledger:
                     self.set(tenant, self.counters.get(tenant, 0.0) + counter)
                     if not self.is_active(tenant):
                         self._restored.add(tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    term: int
+    served: Mapping[str, float]
+
+
+class ServedElsewhere:
+    """The latest sums of each other partition."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, _Sums] = {}
+
+    def take(self, partition: str, term: int, served: Mapping[str, float]) -> dict[str, float]:
+        """The leader of a partition publishes its sums. Returns by tenant what is to be counted now.
+
+        The first one received of a partition counts nothing: what the last leader here left has counted it.
+        A sum that is smaller than before has begun anew.
+        """
+        before = self._latest.get(partition)
+        if before is not None and term < before.term:
+            return {}
+        known = before.served if before is not None and before.term == term else {}
+        merged = {**known, **served}
+        self._latest[partition] = _Sums(term, merged if len(merged) <= _MOST_KEPT else dict(served))
+        if before is None:
+            return {}
+        return {t: cost for t, total in served.items() if (cost := _grown(total, known.get(t, 0.0))) > 0}
+
+
+def _grown(total: float, before: float) -> float:
+    return total - before if total >= before else total

@@ -13,7 +13,7 @@ from typing import Protocol
 from inferflux.scheduler.core.types.jobs import Job
 
 
-class Policy(Protocol):
+class QueuePolicy(Protocol):
     """Holds the waiting jobs of one model in the order in which they are to be served.
 
     A policy owns its order, so one that looks at more than a fixed key (shares per tenant, say) can

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from inferflux.scheduler.core.types.jobs import Job
 from inferflux.scheduler.core.types.ranking import Ranking
 
-from .policy import Policy
+from .queue_policy import QueuePolicy
 from .running import Running
 
 _LEAST_LEAD = 2
@@ -30,7 +30,7 @@ _LEAST_LEAD = 2
 _Entry = tuple[int, tuple[float, int], str]
 
 
-class SharedPriority(Policy):
+class SharedPriority(QueuePolicy):
     """Urgent requests, or the others, under the policy `priority`.
 
     Each operation costs O(log n) in the jobs and the tenants that wait.
@@ -40,11 +40,11 @@ class SharedPriority(Policy):
         running: what each tenant has running; `on_running` must follow every change.
     """
 
-    def __init__(self, new_order: Callable[[], Policy], running: Running) -> None:
+    def __init__(self, new_order: Callable[[], QueuePolicy], running: Running) -> None:
         self._new_order = new_order
         self._running = running
         self._all = new_order()
-        self._tenants: dict[str, Policy] = {}
+        self._tenants: dict[str, QueuePolicy] = {}
         self._order: Ranking[_Entry] = Ranking()
         self._entries: dict[str, _Entry] = {}
 
@@ -70,7 +70,7 @@ class SharedPriority(Policy):
         self._of(job.key.tenant).put_back(job)
         self.on_running(job.key.tenant)
 
-    def _of(self, tenant: str) -> Policy:
+    def _of(self, tenant: str) -> QueuePolicy:
         jobs = self._tenants.get(tenant)
         if jobs is None:
             jobs = self._tenants[tenant] = self._new_order()

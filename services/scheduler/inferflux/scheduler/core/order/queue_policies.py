@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 from inferflux.scheduler.core.types.jobs import Job
 from inferflux.scheduler.core.types.ranking import Ranking
 
-from .ledger import Ledger
-from .policy import Policy
+from .queue_policy import QueuePolicy
 from .running import Running
+from .shared_priority import SharedPriority
 from .shares import Floor, TenantShares
-from .sharing import SharedPriority
+from .tenant_service import TenantService
 from .urgent import UrgentFirst
 
 PolicyName = Literal["priority", "fcfs", "sjf", "fair"]
@@ -26,7 +26,7 @@ _TOKENS_PER_LEVEL = 100
 _MAX_TOKENS_UNSET = 4096
 
 
-class Ranked(Policy):
+class Ranked(QueuePolicy):
     """A policy whose order never changes while jobs wait: lowest urgency key first, then arrival."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def work(job: Job) -> float:
     return to_generate + _PREFILL_COST * to_prefill
 
 
-class Fair(Policy):
+class Fair(QueuePolicy):
     """The job of the tenant that has been served least, by weight, goes first; of those, the one with the
     highest effective priority.
 
@@ -199,7 +199,7 @@ def make_policy(
     shares: TenantShares | None = None,
     running: Running | None = None,
     is_urgent: Callable[[Job], bool] | None = None,
-) -> Policy:
+) -> QueuePolicy:
     """A queue's policy.
 
     Args:
@@ -231,7 +231,7 @@ class Orders:
     Args:
         aging_s: seconds of waiting that are worth one level of priority.
         weights: shares of tenants under `fair`; 1 for one that is not in it.
-        ledger: the service that each tenant has had.
+        service: the service that each tenant has had.
         ordinary_share: of a model's slots, guaranteed to requests that are not urgent, under `priority`.
         is_urgent: whether a request goes before all that are not, under `priority`.
     """
@@ -242,24 +242,24 @@ class Orders:
         *,
         aging_s: float,
         weights: Mapping[str, float],
-        ledger: Ledger,
+        service: TenantService,
         ordinary_share: float,
         is_urgent: Callable[[Job], bool],
     ) -> None:
         self._name: PolicyName = name
         self._aging_s = aging_s
         self._weights = dict(weights)
-        self._ledger = ledger
+        self._service = service
         self._ordinary_share = ordinary_share if name == "priority" else 0.0
         self._is_urgent = is_urgent
         self._floors: WeakKeyDictionary[Running, Floor] = WeakKeyDictionary()
 
-    def new_policy(self, running: Running) -> Policy:
+    def new_policy(self, running: Running) -> QueuePolicy:
         """An empty order for a lane of the queue whose model has these running."""
         return make_policy(
             self._name,
             aging_s=self._aging_s,
-            shares=TenantShares(self._weights, self._ledger, self._floors.setdefault(running, Floor())),
+            shares=TenantShares(self._weights, self._service, self._floors.setdefault(running, Floor())),
             running=running,
             is_urgent=self._is_urgent,
         )
