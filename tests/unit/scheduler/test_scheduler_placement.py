@@ -6,6 +6,7 @@ from harness.scheduler_world import MODEL, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferflux.scheduler.core.types.facets import Retries
 from inferflux.scheduler.core.types.jobs import Job, RequestKey
 from inferflux.scheduler.core.workers.placement import SAVED_WORTH, Placement
 from inferflux.scheduler.core.workers.slots import WorkerSlots
@@ -77,7 +78,7 @@ class Workers:
 
     def choose(self, cached_on: dict[str, int], avoids: str | None = None) -> str | None:
         job = job_of(1000, 10, 0, 0)
-        job.cached_on, job.retries.avoids = cached_on, avoids
+        job.cached_on, job.retries = cached_on, Retries(avoids=avoids)
         worker = self.placement.choose(job)
         return worker.worker_id if worker is not None else None
 

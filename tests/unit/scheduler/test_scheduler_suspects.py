@@ -14,7 +14,7 @@ from inferflux.scheduler.core.lifecycle.fairness import FairnessController, Fair
 from inferflux.scheduler.core.lifecycle.queue import Queue
 from inferflux.scheduler.core.lifecycle.state import SchedulerState
 from inferflux.scheduler.core.order.queue_policies import make_policy
-from inferflux.scheduler.core.types.facets import RequeueReason
+from inferflux.scheduler.core.types.facets import RequeueReason, Retries
 from inferflux.scheduler.core.types.jobs import JobState, RequestKey
 from inferflux.scheduler.core.types.limits import Limits
 from inferflux.v1 import scheduler_pb2
@@ -150,7 +150,7 @@ def test_suspects_take_a_worker_from_others_when_none_is_idle_and_none_starts() 
     killed = quarantine.world.workers.pop("w0")
     lost = set(killed.residents)
     for _ in range(2):  # a whole worker is lost twice: only then are its requests suspects
-        quarantine.world.core.jobs[next(iter(lost))].retries.worker_deaths = 1
+        quarantine.world.core.jobs[next(iter(lost))].retries = Retries(worker_deaths=1)
     for _ in range(20):
         quarantine.world.workers["w1"].beat()
         quarantine.world.settle()

@@ -90,7 +90,7 @@ class BatchAnswers:
         if worker is not None and job.stay.is_resuming:
             self._state.wait_to_resume(worker, job)
             return out
-        job.retries.refuse()
+        job.retries = job.retries.after_refusal()
         if job.retries.refusals > self._state.limits.max_refusals:
             return out + self._state.finish(job, outcomes.refusals_exhausted(refusal.message))
         return out + self._state.put_back(job, now)

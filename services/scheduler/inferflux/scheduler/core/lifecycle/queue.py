@@ -308,6 +308,8 @@ class Queue:
         self._new_running = new_running
         self._sizes = sizes
         self.running: dict[str, Running] = {}
+        # Jobs that have a place on a worker.
+        self._placed: set[Job] = set()
         self.models: dict[str, ModelQueue] = {}
         self.waiting = Waiting()
 
@@ -337,19 +339,20 @@ class Queue:
 
     def has_place(self, job: Job) -> bool:
         """True if a job counts among those that have a place on a worker."""
-        running = self.running.get(job.model)
-        return running is not None and job in running
+        return job in self._placed
 
     def take_place(self, job: Job) -> None:
         """Count a place on a worker for a job that had none."""
-        if not self.has_place(job):
+        if job not in self._placed:
+            self._placed.add(job)
             self._running_of(job.model).add(job)
             self._on_running(job)
 
     def give_place_back(self, job: Job) -> None:
         """Count the place of a job as free, if it had one."""
-        if self.has_place(job):
-            self.running[job.model].remove(job)
+        if job in self._placed:
+            self._placed.remove(job)
+            self._running_of(job.model).remove(job)
             self._on_running(job)
 
     def sort(self) -> None:

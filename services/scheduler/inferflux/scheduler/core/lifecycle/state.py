@@ -259,7 +259,7 @@ class SchedulerState:
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
         out: list[Action] = [actions.CountRetry(job.key, reason.value, job.handle)]
-        job.retries.lose(job.worker_id, reason)
+        job.retries = job.retries.after_loss(job.worker_id, reason)
         if must_drop and job.worker_id is not None:
             out.append(self.drop(job.worker_id, job.key, job.epoch))
         self.leave_queue(job)
@@ -275,7 +275,7 @@ class SchedulerState:
         if is_queued:
             self.queue.discard(job)
         job.is_suspect = False
-        job.retries.clear()
+        job.retries = job.retries.cleared()
         if is_queued:
             self.queue.push(job)
             self._unplanned.add(job.model)

@@ -55,7 +55,7 @@ def blame_for_worker(job: Job, worker: WorkerSlots, reason: RequeueReason) -> Bl
         job, worker
     ):
         return Blame.NONE
-    job.retries.count_worker_death()
+    job.retries = job.retries.after_worker_death()
     return Blame.SUSPECT if job.retries.worker_deaths >= _WORKER_DEATHS_TO_SUSPECT else Blame.NONE
 
 
@@ -67,7 +67,7 @@ def blame_for_engine(job: Job, worker: WorkerSlots, *, was_alone: bool, limits: 
     """
     if not _may_have_run(job, worker):
         return Blame.NONE
-    job.retries.count_engine_death()
+    job.retries = job.retries.after_engine_death()
     is_certain = was_alone and job.is_suspect and worker.alone == job.key
     if is_certain and job.retries.engine_deaths >= limits.poison_deaths:
         return Blame.CONVICTED

@@ -27,15 +27,12 @@ class Running:
         self._is_urgent = is_urgent
         self._slots = slots
         self._by_tenant: dict[str, int] = {}
-        self._jobs: set[Job] = set()
         self._ordinary: set[Job] = set()
+        self._total = 0
 
     def __len__(self) -> int:
         """Tenants with requests that run."""
         return len(self._by_tenant)
-
-    def __contains__(self, job: Job) -> bool:
-        return job in self._jobs
 
     def of(self, tenant: str) -> int:
         return self._by_tenant.get(tenant, 0)
@@ -43,7 +40,7 @@ class Running:
     @property
     def total(self) -> int:
         """Running requests of all tenants."""
-        return len(self._jobs)
+        return self._total
 
     @property
     def guaranteed(self) -> int:
@@ -60,7 +57,7 @@ class Running:
         requests than there are slots.
         """
         ordinary, guaranteed = len(self._ordinary), self.guaranteed
-        urgent = len(self._jobs) - ordinary
+        urgent = self._total - ordinary
         return ordinary < guaranteed and ordinary * (self._slots() - guaranteed) < urgent * guaranteed
 
     @property
@@ -75,13 +72,12 @@ class Running:
     def add(self, job: Job) -> None:
         tenant = job.key.tenant
         self._by_tenant[tenant] = self.of(tenant) + 1
-        self._jobs.add(job)
+        self._total += 1
         if not self._is_urgent(job):
             self._ordinary.add(job)
 
     def remove(self, job: Job) -> None:
-        """Raises KeyError if it has no place."""
-        self._jobs.remove(job)
+        """Raises KeyError if its tenant has none."""
         tenant = job.key.tenant
         left = self._by_tenant[tenant] - 1
         if left:
@@ -89,3 +85,4 @@ class Running:
         else:
             del self._by_tenant[tenant]
         self._ordinary.discard(job)
+        self._total -= 1

@@ -5,7 +5,7 @@ Times are seconds since the Unix epoch, unless they are how long something took.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from inferflux.v1 import tokens_pb2
@@ -75,9 +75,9 @@ class Wait:
         self.holder_id = holder_id
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Retries:
-    """Dispatches that came to nothing."""
+    """Dispatches that came to nothing. They are rare: each makes a new value, and most jobs share one."""
 
     # Those that are limited, since it was last cleared of suspicion.
     counted: int = 0
@@ -90,23 +90,25 @@ class Retries:
     # The process that had it last is dead.
     was_lost: bool = False
 
-    def lose(self, worker_id: str | None, reason: RequeueReason) -> None:
+    def after_loss(self, worker_id: str | None, reason: RequeueReason) -> Retries:
         """A worker has it no more."""
-        self.avoids = worker_id
-        self.counted += reason.counts
-        self.was_lost = reason.is_death
+        counted = self.counted + reason.counts
+        return replace(self, counted=counted, avoids=worker_id, was_lost=reason.is_death)
 
-    def refuse(self) -> None:
-        self.refusals += 1
+    def after_refusal(self) -> Retries:
+        return replace(self, refusals=self.refusals + 1)
 
-    def count_engine_death(self) -> None:
-        self.engine_deaths += 1
+    def after_engine_death(self) -> Retries:
+        return replace(self, engine_deaths=self.engine_deaths + 1)
 
-    def count_worker_death(self) -> None:
-        self.worker_deaths += 1
+    def after_worker_death(self) -> Retries:
+        return replace(self, worker_deaths=self.worker_deaths + 1)
 
-    def clear(self) -> None:
-        self.counted = 0
+    def cleared(self) -> Retries:
+        return replace(self, counted=0)
+
+
+NO_RETRIES = Retries()
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inferflux.common.contract import epochs
 from inferflux.v1 import scheduler_pb2
 
-from .facets import Account, Replay, Retries, Stay, Wait
+from .facets import NO_RETRIES, Account, Replay, Retries, Stay, Wait
 
 if TYPE_CHECKING:
     from .readers import Readers
@@ -107,7 +107,7 @@ class Job:
     cached_on: Mapping[str, int] = field(default_factory=dict)
     wait: Wait = field(default_factory=Wait)
     stay: Stay = field(default_factory=Stay)
-    retries: Retries = field(default_factory=Retries)
+    retries: Retries = NO_RETRIES
     replay: Replay = field(default_factory=Replay)
     account: Account = field(default_factory=Account)
     # None for a job whose readers no gateway reports.
