@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.lifecycle.fairness import FairnessController, FairnessSettings
+from inferflux.scheduler.core.lifecycle.planning import Planner
 from inferflux.scheduler.core.lifecycle.queue import Queue
 from inferflux.scheduler.core.lifecycle.state import SchedulerState
 from inferflux.scheduler.core.order.queue_policies import make_policy
+from inferflux.scheduler.core.types.actions import Dispatch, SendCommand
 from inferflux.scheduler.core.types.facets import RequeueReason, Retries
 from inferflux.scheduler.core.types.jobs import JobState, RequestKey
 from inferflux.scheduler.core.types.limits import Limits
@@ -178,6 +180,35 @@ def test_a_suspect_that_stops_before_it_is_cleared_is_placed_anew() -> None:
     assert (job.state, job.epoch) == (JobState.QUEUED, 2)
     assert not worker.assignments
     assert worker.alone is None
+
+
+def test_a_request_that_gives_way_to_a_suspect_may_move_at_once() -> None:
+    fairness = FairnessController(FairnessSettings())
+    state = SchedulerState(Limits(), Queue(lambda _: make_policy("fcfs", aging_s=2.0)), fairness, term=1)
+    jobs = [make_job(i) for i in range(3)]
+    ready = scheduler_pb2.WORKER_STATE_READY
+    for job, worker_id in zip(jobs, ("w0", "w1"), strict=False):
+        status = scheduler_pb2.WorkerStatus(
+            worker_id=worker_id, incarnation="i", state=ready, slots=2, kv_cells=512
+        )
+        status.models.add(name="demo", context_length=128)
+        state.table.add(status, 0.0).assign(job.key, 1, 8)
+        job.worker_id = worker_id
+        state.add(job, 0.0)
+        state.queue.take_place(job)
+        job.stay.park(0.0)
+        job.stay.resume(5.0)  # it has waited on its worker for long
+        state.on_running(job, 5.0)
+    suspect = jobs[-1]
+    suspect.is_suspect, suspect.state = True, JobState.NEW
+    state.add(suspect, 5.0)
+    state.enqueue(suspect, 5.0)
+    state.settle()
+    todo = Planner(state, name="s").plan_model("demo", 6.0)
+    assert [action.worker_id for action in todo if isinstance(action, Dispatch)] == []
+    commands = [action.command for action in todo if isinstance(action, SendCommand)]
+    assert [command.WhichOneof("command") for command in commands] == ["drop"]
+    assert sorted(job.epoch for job in jobs) == [1, 1, 2]
 
 
 def test_an_urgent_request_does_not_preempt_a_suspect() -> None:

@@ -318,9 +318,11 @@ class Planner:
         """Dispatch the jobs placed on a worker. A victim's deschedule travels with the first batch of those
         that take the slots, or ahead of those that have to be read first."""
         out: list[Action] = []
+        # Another worker may go on with one already: it was dropped here.
+        victims = [victim for victim in placed.victims if victim.worker_id == worker.worker_id]
         if not placed.new:
-            out += [self._state.stop(worker, victim) for victim in placed.victims]
-        out += self.dispatch(worker, placed.new, now, placed.victims)
+            out += [self._state.stop(worker, victim) for victim in victims]
+        out += self.dispatch(worker, placed.new, now, victims)
         return out + self.dispatch(worker, placed.resumed, now)
 
     def dispatch(
