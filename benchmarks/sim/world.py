@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
+from inferflux.common.contract.requests.priority import AGING_S
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.order.queue_policies import PolicyName
+from inferflux.scheduler.core.order.running import ORDINARY_SHARE
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.actions import Action
@@ -38,14 +40,14 @@ class Setup:
     workers: int = 1
     model: WorkerModel = field(default_factory=WorkerModel)
     policy: PolicyName = "priority"
-    aging_s: float = 2.0
+    aging_s: float = AGING_S
     weights: Mapping[str, float] = field(default_factory=dict)
     fairness: FairnessSettings = field(default_factory=FairnessSettings)
-    ordinary_share: float = 0.25
+    ordinary_share: float = ORDINARY_SHARE
     # Whether the scheduler learns what workers have cached.
     has_hints: bool = False
     # Longest wait for the worker that has a prefix.
-    prefix_wait_s: float = 5.0
+    prefix_wait_s: float = Limits().prefix_wait_s
     # Workers are in these in turn.
     zones: tuple[str, ...] = ("",)
 

@@ -13,6 +13,9 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+COMPOSE_FILES = [
+    ROOT / name for name in ("docker-compose.yml", "docker-compose.fleet.yml", "deploy/publish.yml")
+]
 
 _VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::([-+])([^}]*))?\}")
 

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from inferflux.common.process.settings import EXPERT, ServiceSettings, unique_name
+from inferflux.common.process.settings import ORDINARY, ServiceSettings, unique_name
 from inferflux.gateway.settings import GatewaySettings
 from inferflux.policy.settings import PolicySettings
 from inferflux.scheduler.settings import SchedulerSettings
@@ -56,12 +56,9 @@ def lists(fields: dict[str, FieldInfo]) -> str:
     Raises:
         ValueError: a field has no description.
     """
-    expert = {v: f for v, f in fields.items() if f.json_schema_extra == EXPERT}
-    ordinary = {v: f for v, f in fields.items() if v not in expert}
-    parts = [entries(_rows(ordinary))]
-    if expert:
-        parts += [FOR_EXPERTS, entries(_rows(expert))]
-    return "\n\n".join(parts)
+    ordinary = {v: f for v, f in fields.items() if f.json_schema_extra == ORDINARY}
+    expert = {v: f for v, f in fields.items() if v not in ordinary}
+    return f"{entries(_rows(ordinary))}\n\n{FOR_EXPERTS}\n\n{entries(_rows(expert))}"
 
 
 def _rows(fields: dict[str, FieldInfo]) -> Iterable[tuple[str, ...]]:

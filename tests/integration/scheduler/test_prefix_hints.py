@@ -60,7 +60,7 @@ async def cache(
     """A worker has cached a prompt, of which requests can begin with `usable` blocks at most."""
     salt = SharedSalt(redis)
     await salt.refresh()
-    hashes = PrefixHasher(salt.value, model_digest=digest, block_tokens=16).of(packed(prompt), scope)
+    hashes = PrefixHasher(salt.value, model_digest=digest).of(packed(prompt), scope)
     blocks = [CachedBlock(each, Tier.DEVICE, 1, min(n, usable)) for n, each in enumerate(hashes, 1)]
     await PrefixIndex(redis).write(holder, [Change(None, 1, added=blocks)])
 
@@ -76,7 +76,6 @@ class Asking:
             lambda _model: workers,
             SchedulerMetrics(self.registry),
             is_wanted=lambda request: self.is_wanted(request),
-            block_tokens=16,
             limit_s=limit_s,
         )
 

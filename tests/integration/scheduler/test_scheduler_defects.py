@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from harness.scheduler_stage import Stage
@@ -22,6 +23,7 @@ from inferflux.scheduler.app import Scheduler
 from inferflux.scheduler.core.lifecycle.planning import Plan, Planner
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types.jobs import Job
+from inferflux.scheduler.core.types.limits import Limits
 from inferflux.scheduler.metrics import SchedulerMetrics
 from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.v1 import scheduler_pb2
@@ -61,6 +63,12 @@ async def test_a_job_out_of_range_ends_by_name(stage: Stage) -> None:
     assert (chunk.failed.code, "epoch" in chunk.failed.message) == (3, True)
 
 
+class Hasty(SchedulerSettings):
+    @property
+    def limits(self) -> Limits:
+        return replace(super().limits, settle_s=0.5)
+
+
 @pytest.fixture
 async def raising(theatre: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Probe]:
     """A scheduler in this process, whose planner raises over every request named `poison`."""
@@ -72,9 +80,7 @@ async def raising(theatre: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         return place(self, job, plan)
 
     monkeypatch.setattr(Planner, "_place", raise_over_poison)
-    settings = SchedulerSettings(
-        nats_url=theatre.nats.url, metrics_listen="127.0.0.1:0", lease_s=0.6, settle_s=0.5
-    )
+    settings = Hasty(nats_url=theatre.nats.url, metrics_listen="127.0.0.1:0", lease_s=0.6)
     probe = Probe(settings.metrics_listen)
     metrics = SchedulerMetrics(CollectorRegistry())
     redis = store.connect("redis://127.0.0.1:1/0")

@@ -18,8 +18,8 @@ from inferflux.common.calls.audit.verify import OPENED, Verdict, verify
 KEYS = AuditKeys.of("a key of the tests' own")
 
 
-def open_chain(root: Path, max_bytes: int = 1 << 20) -> ChainFiles:
-    return ChainFiles(root, "gateway", KEYS, max_bytes=max_bytes, syncs=False)
+def open_chain(root: Path) -> ChainFiles:
+    return ChainFiles(root, "gateway", KEYS, syncs=False)
 
 
 def record(i: int, day: int = 1, **fields: object) -> dict[str, object]:
@@ -41,23 +41,6 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_lines_of_one_chain_go_on_over_files_of_a_bounded_size(tmp_path: Path) -> None:
-    files = open_chain(tmp_path, max_bytes=2000)
-    for i in range(0, 60, 3):
-        files.append(record(j) for j in range(i, i + 3))
-    files.close()
-    folder = tmp_path / "gateway-0"
-    paths = files_of(folder)
-    assert len(paths) > 3
-    assert all(path.stat().st_size <= 2000 for path in paths)
-    assert [line["i"] for line in lines_of(folder)] == list(range(60))
-    first = [json.loads(path.read_bytes().splitlines()[0])["seq"] for path in paths]
-    assert [int(path.name.split("-")[1]) for path in paths] == first
-    found = checked(folder)
-    assert found.problem is None
-    assert found.is_anchored
-
-
 def test_each_day_has_files_of_its_own(tmp_path: Path) -> None:
     files = open_chain(tmp_path)
     files.append([record(0, day=1), record(1, day=2), record(2, day=2)])
@@ -65,14 +48,6 @@ def test_each_day_has_files_of_its_own(tmp_path: Path) -> None:
     files.close()
     days = [path.stem.rpartition("-")[2] for path in files_of(tmp_path / "gateway-0")]
     assert days == ["20260101", "20260102", "20260103"]
-    assert checked(tmp_path / "gateway-0").problem is None
-
-
-def test_a_line_that_is_larger_than_a_file_has_one_alone(tmp_path: Path) -> None:
-    files = open_chain(tmp_path, max_bytes=1000)
-    files.append([record(0), record(1, text="x" * 5000), record(2)])
-    files.close()
-    assert len(files_of(tmp_path / "gateway-0")) == 3
     assert checked(tmp_path / "gateway-0").problem is None
 
 
@@ -226,7 +201,7 @@ from pathlib import Path
 from inferflux.common.calls.audit.chain import AuditKeys
 from inferflux.common.calls.audit.files import ChainFiles
 keys = AuditKeys.of("a key of the tests' own")
-files = ChainFiles(Path(sys.argv[1]), "gateway", keys, max_bytes=1 << 20, syncs=False)
+files = ChainFiles(Path(sys.argv[1]), "gateway", keys, syncs=False)
 at = "2026-01-01T00:00:00.000+00:00"
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), hard))

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from harness.deploy import ROOT
+from harness.deploy import COMPOSE_FILES, ROOT
 
+from inferflux.common.process.gone_settings import GONE
 from tools.reference.__main__ import PAGE as OPERATIONS
 
 PAGES = [
@@ -96,6 +97,8 @@ def test_a_benchmark_that_is_named_is_there_or_a_commit_that_has_it_is_beside_it
 def test_a_variable_that_is_named_is_in_the_manual(page: Path) -> None:
     known = set(_VARIABLE.findall("".join(re.findall(r"^- `.*$", OPERATIONS.read_text(), re.MULTILINE))))
     others = {"INFERFLUX_JOBS", "INFERFLUX_TOKENS", "INFERFLUX_CONTAINERS_DIR"}
+    others |= {v for path in COMPOSE_FILES for v in _VARIABLE.findall(path.read_text())}
+    others |= set(GONE) if page.name == "CHANGELOG.md" else set()
     named = {v for v in _VARIABLE.findall(page.read_text()) if v.startswith("INFERFLUX_")}
     assert named <= known | others | {f"{variable}_FILE" for variable in known}
 

@@ -26,7 +26,6 @@ def counted(*todo: actions.Action) -> CollectorRegistry:
         SchedulerSpans(tracing.OFF),
         look_up=unused,
         has_all=unused,
-        dispatch_timeout_s=1.0,
     )
     performer.perform(todo)
     assert performer.is_idle

@@ -89,10 +89,7 @@ def test_types_of_keys_and_values_are_checked_by_name(
     assert line.startswith("INFERFLUX_WORKER_KV_TYPE_K: ")
     assert "q8_0" in line
     monkeypatch.delenv("INFERFLUX_WORKER_KV_TYPE_K")
-    (line,) = refusal(monkeypatch, capsys, KV_TYPE_V="q8_0", FLASH_ATTENTION="false")
-    assert line.startswith("INFERFLUX_WORKER_KV_TYPE_V: ")
-    assert "INFERFLUX_WORKER_FLASH_ATTENTION" in line
-    settings = made(monkeypatch, KV_TYPE_K="q8_0", KV_TYPE_V="bf16", FLASH_ATTENTION="false")
+    settings = made(monkeypatch, KV_TYPE_K="q8_0", KV_TYPE_V="bf16")
     assert (settings.kv_type_k, settings.kv_type_v) == ("q8_0", "bf16")
 
 

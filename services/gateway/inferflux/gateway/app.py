@@ -73,7 +73,6 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             settings.listen,
             variable="INFERFLUX_GATEWAY_LISTEN",
             tls=tls,
-            has_reflection=settings.has_reflection(tls),
         )
         log.info("serving", port=port, metrics_port=probe.port, http_port=http.port)
 
@@ -152,7 +151,6 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         trail,
         streams=Streams(settings.max_streams, settings.max_streams_per_tenant),
         relay_limits=settings.relay_limits,
-        cancel_timeout_s=settings.cancel_timeout_s,
         answers=answers,
     )
     reporting = Background()
@@ -167,7 +165,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         services,
         tracer,
         max_text_bytes=settings.max_text_bytes,
-        max_resume_window_s=settings.max_resume_window_s,
+        max_resume_window_s=int(settings.tokens_max_age_s),
         images=ImageIntake(bus, http, settings.image_limits, file_path=files.path),
         zone=settings.zone,
     )
@@ -230,7 +228,6 @@ def _grpc_server(settings: GatewaySettings, gateway: _Gateway, served: Operators
         gateway.trail,
         served,
         max_text_bytes=settings.max_text_bytes,
-        connection_age_s=settings.connection_age_s,
     )
 
 

@@ -30,21 +30,30 @@ from .images.decoding import ImageLimits
 from .stream.relay import RelayLimits
 from .tokenizer.model_tokenizer import TokenizerLimits
 
+_IMAGES = ImageLimits()
+_RELAY = RelayLimits()
+_TOKENIZERS = TokenizerLimits()
+
 
 class GatewaySettings(AuditSettings):
     """Settings of one gateway process."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_GATEWAY_")
 
-    listen: ListenAddress = setting("127.0.0.1:50051", "where clients call; port 0 takes a free one")
+    listen: ListenAddress = setting(
+        "127.0.0.1:50051", "where clients call; port 0 takes a free one", ordinary=True
+    )
     config: OptionalPath = setting(
         None,
         "a YAML file whose `aliases` [split](models.md#splitting-an-alias) requests over several models; the "
         "same one as of workers, and the same for every gateway",
         variable="INFERFLUX_CONFIG",
+        ordinary=True,
     )
     http_listen: OptionalListenAddress = setting(
-        "", "where clients call over [HTTP](http.md); port 0 takes a free one; empty serves none"
+        "",
+        "where clients call over [HTTP](http.md); port 0 takes a free one; empty serves none",
+        ordinary=True,
     )
     any_model: bool = setting(
         False,
@@ -52,7 +61,8 @@ class GatewaySettings(AuditSettings):
         "request that names none means the default or only model in any case",
     )
     http_cors_origins: str = setting(
-        "*", "pages that may call over HTTP from a browser, comma-separated; `*`: any; empty: none"
+        "*",
+        "pages that may call over HTTP from a browser, comma-separated; `*`: any; empty: none",
     )
     http_trusted_proxies: str = setting(
         "",
@@ -64,23 +74,20 @@ class GatewaySettings(AuditSettings):
         "a client over HTTP that takes nothing for this long is cut off, and its request cancelled",
         gt=0,
         le=3600,
-        expert=True,
     )
     front_tls_cert: OptionalPath = setting(
         None,
         "certificate that clients see, PEM, where it is another than `INFERFLUX_TLS_CERT`",
         variable="INFERFLUX_GATEWAY_TLS_CERT",
-        expert=True,
     )
     front_tls_key: OptionalPath = setting(
-        None, "its key, PEM, without a password", variable="INFERFLUX_GATEWAY_TLS_KEY", expert=True
+        None, "its key, PEM, without a password", variable="INFERFLUX_GATEWAY_TLS_KEY"
     )
     front_tls_client_ca: OptionalPath = setting(
         None,
         "CA of the certificates that clients must show beside their keys (mutual TLS), PEM; "
         "unset: none is asked for",
         variable="INFERFLUX_GATEWAY_TLS_CLIENT_CA",
-        expert=True,
     )
     zone: OptionalSubjectToken = setting(
         "",
@@ -93,15 +100,9 @@ class GatewaySettings(AuditSettings):
         "host:port of policy. [Several processes](fleet.md#several-policy-processes) are called in turn: "
         "those that the name means, or IPv4 addresses with ports, comma-separated, without TLS",
         variable="INFERFLUX_POLICY_ADDRESS",
+        ordinary=True,
     )
-    policy_timeout_s: float = setting(2.0, "longest wait for one answer of policy", gt=0, le=60, expert=True)
-    connection_age_s: float = setting(
-        600.0,
-        "a client is asked for a new gRPC connection, which may be to another gateway, when one is as old as "
-        "this, and a tenth more or less. Calls that run go on. 0: never",
-        ge=0,
-        le=86_400,
-    )
+    policy_timeout_s: float = setting(2.0, "longest wait for one answer of policy", gt=0, le=60)
     drain_notice_s: float = setting(
         2.0,
         "a gateway that ends says NOT_SERVING for this long, while streams run, before it closes its port "
@@ -109,19 +110,15 @@ class GatewaySettings(AuditSettings):
         ge=0,
         le=600,
     )
-    max_streams: int = setting(2048, "token streams at the same time; one more is refused", ge=1, le=100_000)
+    max_streams: int = setting(
+        2048, "token streams at the same time; one more is refused", ge=1, le=100_000, ordinary=True
+    )
     max_streams_per_tenant: int = setting(
         0,
         "the same for each tenant. 0: beside others no more than are left free; "
         "a tenant alone has all but a sixteenth",
         ge=0,
         le=100_000,
-    )
-    max_resume_window_s: int = setting(
-        300,
-        "longest resume window that a request may ask for; the replay stream should keep tokens for as long",
-        ge=0,
-        le=86_400,
     )
     # gRPC itself refuses messages above 16 MiB.
     max_text_bytes: int = setting(4 << 20, "bytes of all texts of one request together", ge=1, le=15 << 20)
@@ -130,104 +127,75 @@ class GatewaySettings(AuditSettings):
         "whether the gateway is [ready](operations.md#health) only while a model is, or can be loaded by a "
         "request; `false` has it ready without any",
     )
-    cancel_timeout_s: float = setting(
-        2.0, "longest wait for the scheduler to confirm a cancellation", gt=0, le=60, expert=True
-    )
 
     answer_cache_bytes: ByteCount = setting(
         0,
         "Redis memory for the [answer cache](cache-design.md#the-answer-cache), of all tenants, such as "
         "`256MB`; 0: no answer is kept",
         ge=0,
-    )
-    answer_cache_tenant_bytes: ByteCount = setting(
-        0, "the same for each tenant. 0: all of it; the tenant with most of it loses answers first", ge=0
+        ordinary=True,
     )
     answer_cache_lifetime_s: float = setting(
-        3600.0, "how long an answer is kept after it was last used", ge=1, le=30 * 86_400
+        3600.0,
+        "how long an answer is kept after it was last used",
+        ge=1,
+        le=30 * 86_400,
     )
     answer_cache_wait_s: float = setting(
         0.02,
         "longest wait for a look-up in the answer cache; then the answer is computed",
         gt=0,
         le=1,
-        expert=True,
     )
 
     gap_limit_s: float = setting(
-        30.0,
+        _RELAY.gap_limit_s,
         "a stream whose missing tokens stay missing for this long ends with an error",
         gt=0,
         le=600,
-        expert=True,
     )
     silence_s: float = setting(
-        4.0, "after this long without a chunk, the gateway asks the replay stream", gt=0, le=60, expert=True
-    )
-    silence_limit_s: float = setting(
-        900.0, "a stream without a chunk for this long ends with an error", gt=0, expert=True
+        _RELAY.silence_s,
+        "after this long without a chunk, the gateway asks the replay stream",
+        gt=0,
+        le=60,
     )
 
     tokenizer_processes: int = setting(
-        16,
+        _TOKENIZERS.processes,
         "tokenizer processes at the same time, one for each model; "
         "for one more, the idle one that was asked least recently ends",
         ge=1,
         le=1024,
     )
-    tokenizer_time_limit_s: float = setting(
-        2.0,
-        "rendering and tokenizing one text, or trying one constraint, in CPU time on Linux; over it, the "
-        "model's tokenizer process is killed and started again",
-        gt=0,
-        le=60,
-        expert=True,
-    )
-    tokenizer_load_limit_s: float = setting(30.0, "loading one tokenizer", gt=0, le=600, expert=True)
-    tokenizer_threads: int = setting(
-        2, "texts of a model worked on at the same time", ge=1, le=16, expert=True
-    )
-    tokenizer_queue_limit: int = setting(
-        1024,
-        "texts of a model that may wait for a thread; one more is refused",
-        ge=0,
-        le=100_000,
-        expert=True,
-    )
-    tokenizer_memory_bytes: int = setting(
-        4 << 30,
-        "address space of a tokenizer process; 512 MiB of it are the stack of each thread",
-        ge=1 << 30,
-        expert=True,
-    )
-    tokenizer_rendered_bytes: int = setting(
-        8 << 20, "bytes of a rendered prompt", ge=1024, le=48 << 20, expert=True
-    )
 
-    max_images: int = setting(16, "[images and sounds](images.md) of one request", ge=1, le=MAX_IMAGES)
-    max_image_bytes: ByteCount = setting(8 << 20, "bytes of the file of an image", ge=1, le=64 << 20)
+    max_images: int = setting(
+        _IMAGES.count, "[images and sounds](images.md) of one request", ge=1, le=MAX_IMAGES
+    )
+    max_image_bytes: ByteCount = setting(
+        _IMAGES.file_bytes, "bytes of the file of an image", ge=1, le=64 << 20
+    )
     max_image_pixels: int = setting(
-        40_000_000, "pixels of an image; more are refused before it is decoded", ge=1, le=200_000_000
+        _IMAGES.pixels,
+        "pixels of an image; more are refused before it is decoded",
+        ge=1,
+        le=200_000_000,
     )
     max_audio_bytes: ByteCount = setting(
-        8 << 20, "bytes of the file of a [sound](images.md#sounds)", ge=1, le=64 << 20
+        _IMAGES.sound_bytes,
+        "bytes of the file of a [sound](images.md#sounds)",
+        ge=1,
+        le=64 << 20,
     )
-    max_audio_s: int = setting(120, "seconds of a sound", ge=1, le=300)
+    max_audio_s: int = setting(_IMAGES.sound_s, "seconds of a sound", ge=1, le=300)
     image_urls: bool = setting(
-        True, "fetch images that requests name by URL; if not, only those that requests hold are taken"
+        True,
+        "fetch images that requests name by URL; if not, only those that requests hold are taken",
     )
     image_networks: Annotated[str, AfterValidator(check_networks)] = setting(
         "",
         "private networks that images may be fetched from, by any client that names one, comma-separated; "
         "without TLS too. Empty: public addresses over TLS alone",
-        expert=True,
-    )
-    image_processes: int = setting(2, "images that are decoded at the same time", ge=1, le=64, expert=True)
-    image_queue_limit: int = setting(
-        64, "images that may wait to be decoded; one more is refused", ge=0, le=100_000, expert=True
-    )
-    image_time_limit_s: float = setting(
-        10.0, "decoding one image, and fetching one, each", gt=0, le=300, expert=True
     )
 
     @field_validator("http_trusted_proxies")
@@ -280,15 +248,7 @@ class GatewaySettings(AuditSettings):
 
     @property
     def tokenizer_limits(self) -> TokenizerLimits:
-        return TokenizerLimits(
-            processes=self.tokenizer_processes,
-            threads=self.tokenizer_threads,
-            waiting=self.tokenizer_queue_limit,
-            time_limit_s=self.tokenizer_time_limit_s,
-            load_limit_s=self.tokenizer_load_limit_s,
-            memory_bytes=self.tokenizer_memory_bytes,
-            rendered_bytes=self.tokenizer_rendered_bytes,
-        )
+        return TokenizerLimits(processes=self.tokenizer_processes)
 
     def image_client(self) -> HttpClient | None:
         """Return the client that fetches images, to be closed; None where none are fetched."""
@@ -307,22 +267,14 @@ class GatewaySettings(AuditSettings):
             pixels=self.max_image_pixels,
             sound_bytes=self.max_audio_bytes,
             sound_s=self.max_audio_s,
-            processes=self.image_processes,
-            waiting=self.image_queue_limit,
-            time_limit_s=self.image_time_limit_s,
-            fetch_limit_s=self.image_time_limit_s,
         )
 
     @property
     def answer_limits(self) -> AnswerLimits:
-        return AnswerLimits(
-            max_bytes=self.answer_cache_bytes,
-            tenant_bytes=self.answer_cache_tenant_bytes or self.answer_cache_bytes,
-            lifetime_s=self.answer_cache_lifetime_s,
-        )
+        # A tenant may have all of it: the one with most of it loses answers first.
+        n_bytes = self.answer_cache_bytes
+        return AnswerLimits(max_bytes=n_bytes, tenant_bytes=n_bytes, lifetime_s=self.answer_cache_lifetime_s)
 
     @property
     def relay_limits(self) -> RelayLimits:
-        return RelayLimits(
-            silence_s=self.silence_s, silence_limit_s=self.silence_limit_s, gap_limit_s=self.gap_limit_s
-        )
+        return RelayLimits(silence_s=self.silence_s, gap_limit_s=self.gap_limit_s)

@@ -31,12 +31,15 @@ class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_POLICY_")
 
     listen: ListenAddress = setting(
-        "127.0.0.1:50052", "where gateways and administrators call; port 0 takes a free one"
+        "127.0.0.1:50052",
+        "where gateways and administrators call; port 0 takes a free one",
+        ordinary=True,
     )
     bootstrap_key: Annotated[SecretStr, AfterValidator(_well_formed)] = setting(
         SecretStr(""),
         "an admin key of the tenant `default` to write at the start; empty: "
         "[one is generated](policy.md#the-first-key) if the store has none",
+        ordinary=True,
     )
     first_key_path: OptionalPath = setting(
         None,
@@ -47,27 +50,24 @@ class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
         "gateway",
         "with `INFERFLUX_TLS_CLIENT_CA`: the common names of certificates, comma-separated, whose holders "
         "[are services](policy.md#services) without a service key; empty: none",
-        expert=True,
     )
     store_timeout_s: float = setting(
-        0.5, "longest wait for Redis or another storage before a call is refused", gt=0, le=10, expert=True
+        0.5, "longest wait for Redis or another storage before a call is refused", gt=0, le=10
     )
     store_check_interval_s: float = setting(
-        1.0, "how often the storage and Redis are checked for readiness", gt=0, le=60, expert=True
+        1.0, "how often the storage and Redis are checked for readiness", gt=0, le=60
     )
     settled_memory_s: int = setting(
         3600,
         "how long a job is remembered after it was last settled, so that nothing of it counts twice",
         ge=1,
         le=86400,
-        expert=True,
     )
     lease_s: float = setting(
         15.0,
         "what a gateway reserved is given back when the gateway has not said for this long that it is there",
         ge=1,
         le=3600,
-        expert=True,
     )
     # Below what the scheduler calls urgent (INFERFLUX_FAIRNESS_HIGH_PRI), so that urgency is granted and not
     # taken.
@@ -89,23 +89,20 @@ class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
         (),
         "[issuers of tokens](policy.md#tokens-of-openid-connect) that are taken beside API keys: a JSON list "
         "of objects; `INFERFLUX_POLICY_OIDC_ISSUERS_FILE` names a file with it. Empty: none",
+        ordinary=True,
     )
-    oidc_keys_refresh_s: float = setting(
-        300.0, "how often issuers are asked for their keys", ge=1, le=86_400, expert=True
-    )
+    oidc_keys_refresh_s: float = setting(300.0, "how often issuers are asked for their keys", ge=1, le=86_400)
     oidc_keys_stale_s: float = setting(
         86_400.0,
         "how long keys of an issuer hold that does not answer; then its tokens are refused",
         ge=1,
         le=2_592_000,
-        expert=True,
     )
     oidc_keys_retry_s: float = setting(
         10.0,
         "an issuer is asked at most so often for a key that a token names and that it did not have",
         gt=0,
         le=3600,
-        expert=True,
     )
 
     @property

@@ -22,7 +22,7 @@ from inferflux.v1 import host_pb2, scheduler_pb2
 from .edge.workers import WorkerListener
 from .leadership.candidate import Candidate
 from .leadership.membership import Membership
-from .leadership.process import Process
+from .leadership.process import TICK_INTERVAL_S, Process
 from .metrics import SchedulerMetrics
 from .settings import SchedulerSettings
 
@@ -52,7 +52,6 @@ class Scheduler:
         metrics: SchedulerMetrics,
         tracer: Tracer,
     ) -> None:
-        self._settings = settings
         self._bus = bus
         self._probe = probe
         self._metrics = metrics
@@ -121,7 +120,7 @@ class Scheduler:
                 gauges_due_s = now + _GAUGE_INTERVAL_S
                 cores = [each.leader.core for each in self._candidates if each.leader is not None]
                 self._metrics.observe(cores, now)
-            await asyncio.sleep(self._settings.tick_interval_s)
+            await asyncio.sleep(TICK_INTERVAL_S)
 
     def _report_readiness(self) -> None:
         self._probe.set_ready("scheduler", *self._readiness())

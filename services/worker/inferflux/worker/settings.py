@@ -32,7 +32,7 @@ from .files.device_wish import (
     servers_of,
     tensor_split_of,
 )
-from .files.kv_types import NUMBER_TYPES, KvType
+from .files.kv_types import KvType
 
 # Sequence ids for cached prefixes, unless something else is asked for.
 _CACHED_SEQUENCES = 64
@@ -71,12 +71,16 @@ class WorkerSettings(HttpClientSettings):
         None,
         "the GGUF file to serve from the start; it stays loaded. Unset or empty: models of "
         "`INFERFLUX_CONFIG`, or none until one is asked for",
+        ordinary=True,
     )
-    model_name: str = setting("", "the name clients use for it; empty takes the file's, without `.gguf`")
+    model_name: str = setting(
+        "", "the name clients use for it; empty takes the file's, without `.gguf`", ordinary=True
+    )
     config: OptionalPath = setting(
         None,
         "a YAML file whose `models` this worker [knows](models.md#a-file-of-models) from the start",
         variable="INFERFLUX_CONFIG",
+        ordinary=True,
     )
     models_max: int = setting(
         8,
@@ -106,6 +110,7 @@ class WorkerSettings(HttpClientSettings):
         "folder of [models that are pulled](models.md#pulling-models); unset or empty: none are. "
         "`inferctl up` has one in its state directory",
         variable="INFERFLUX_MODELS_STORE",
+        ordinary=True,
     )
     models_store_bytes: ByteCount = setting(
         0,
@@ -115,7 +120,9 @@ class WorkerSettings(HttpClientSettings):
         le=_MOST_INT64,
     )
     hf_endpoint: Annotated[str, AfterValidator(_url)] = setting(
-        "https://huggingface.co", "where `hf:` names are looked up", variable="INFERFLUX_HF_ENDPOINT"
+        "https://huggingface.co",
+        "where `hf:` names are looked up",
+        variable="INFERFLUX_HF_ENDPOINT",
     )
     hf_token: SecretStr = setting(
         SecretStr(""),
@@ -131,40 +138,32 @@ class WorkerSettings(HttpClientSettings):
         "llama",
         "what makes the tokens: `llama`, llama.cpp; `null`, "
         "[no model](operations.md#workers-without-a-model), for measurements and tests of all else",
-        expert=True,
     )
     null_step_s: float = setting(
         0.02,
         "a step of the null engine, in which each running request has a token",
         gt=0,
         le=60,
-        expert=True,
-    )
-    null_prefill_tokens_per_s: float = setting(
-        10_000.0,
-        "prompt tokens that the null engine takes in, of all requests together",
-        gt=0,
-        le=1e9,
-        expert=True,
     )
     null_workers: int = setting(
         1,
         "workers in this process, each with a null engine; of more than one, the first is `ID_0`",
         ge=1,
         le=_MOST_NULL_WORKERS,
-        expert=True,
     )
-    slots: int = setting(16, "requests that run at once", ge=1, le=MAX_SEQUENCES)
+    slots: int = setting(16, "requests that run at once", ge=1, le=MAX_SEQUENCES, ordinary=True)
     sequences: int = setting(
         0,
         "sequences of the engine: the slots, and places beside them in which parked requests "
         "and cached prefixes keep their KV cells; 0: twice the slots, and 64 for cached prefixes",
         ge=0,
         le=MAX_SEQUENCES,
-        expert=True,
     )
     kv_cells: int = setting(
-        0, "tokens the KV cache holds; 0 chooses from slots and context length", ge=0, le=_MOST_INT32
+        0,
+        "tokens the KV cache holds; 0 chooses from slots and context length",
+        ge=0,
+        le=_MOST_INT32,
     )
     kv_bytes: ByteCount = setting(
         0,
@@ -172,6 +171,7 @@ class WorkerSettings(HttpClientSettings):
         "The prefill context's cells and what a step computes with are beside it; 0: `KV_CELLS` decides",
         ge=0,
         le=_MOST_INT64,
+        ordinary=True,
     )
     prefill_cells: int | None = setting(
         None,
@@ -180,7 +180,6 @@ class WorkerSettings(HttpClientSettings):
         "at most 8,192 or the context length",
         ge=0,
         le=_MOST_INT32,
-        expert=True,
     )
     prefix_cache: bool = setting(
         True,
@@ -193,39 +192,40 @@ class WorkerSettings(HttpClientSettings):
         "whether requests that leave it open get the "
         "[same answer](caching.md#the-same-answer-again) whatever else is cached or runs; slower",
     )
-    context_length: int = setting(0, "most tokens of one request; 0 takes the model's", ge=0, le=_MOST_INT32)
+    context_length: int = setting(
+        0, "most tokens of one request; 0 takes the model's", ge=0, le=_MOST_INT32, ordinary=True
+    )
     threads: int = setting(
         0,
         "CPU threads of the engine; 0 takes every core this process may use: those of its CPU "
         "affinity, or the whole cores of its cgroup's CPU quota if they are fewer",
         ge=0,
         le=512,
+        ordinary=True,
     )
-    batch_tokens: int = setting(2048, "most tokens of one engine step", ge=32, le=65536, expert=True)
+    batch_tokens: int = setting(2048, "most tokens of one engine step", ge=32, le=65536)
     gpu_layers: int = setting(
         -1,
         "layers on [GPUs](devices.md), if there are any; -1 for all. A worker without a GPU warns once where "
         "some are asked for, and uses the CPU",
         ge=-1,
         le=_MOST_INT32,
+        ordinary=True,
     )
     split_mode: SplitMode = setting(
         "layer",
         "how several [GPUs](devices.md#several-gpus) share a model: `layer`, each has whole layers; `none`, "
         "`MAIN_GPU` has all; `row` and `tensor`, each has a part of every layer",
-        expert=True,
     )
     tensor_split: str = setting(
         "",
         "what part of a model each GPU gets, such as `3,1`; empty: by their free memory",
-        expert=True,
     )
     main_gpu: int = setting(
         0,
         "the GPU that is used where `SPLIT_MODE` is `none`; the first is 0",
         ge=0,
         lt=MOST_GPUS,
-        expert=True,
     )
     experts_on_cpu: int = setting(
         0,
@@ -238,18 +238,16 @@ class WorkerSettings(HttpClientSettings):
         "",
         "`pattern=DEVICE`, comma-separated: tensors whose names match the regular expression are put "
         "[there](devices.md#tensors-by-name)",
-        expert=True,
     )
     rpc_servers: str = setting(
         "",
         "`host:port`, comma-separated: [RPC servers](devices.md#layers-over-hosts) of ggml, which take "
         "layers of the models. Their protocol has no encryption and no keys: private networks only",
     )
-    flash_attention: bool = setting(True, "fused attention; off only for backends without it", expert=True)
     cuda_flash_attention: Switch = setting(
         "auto",
-        "the same of models with layers on a GPU, of CUDA or another kind: `auto`, where the GPU has it for "
-        "the model; `on`, and what the GPU does not have is computed on the CPU; `off`",
+        "fused attention of models with layers on a GPU, of CUDA or another kind: `auto`, where the GPU has "
+        "it for the model; `on`, and what the GPU does not have is computed on the CPU; `off`",
         variable="INFERFLUX_CUDA_FLASH_ATTENTION",
     )
     kv_type_k: KvType = setting(
@@ -257,9 +255,7 @@ class WorkerSettings(HttpClientSettings):
         "what the KV cache keeps keys in: a [quantized type](#quantized-kv-caches) takes less memory and is "
         "less exact",
     )
-    kv_type_v: KvType = setting(
-        "f16", "the same for values; quantized ones need `FLASH_ATTENTION`, and turn the prefill context off"
-    )
+    kv_type_v: KvType = setting("f16", "the same for values; quantized ones turn the prefill context off")
     draft_model: OptionalPath = setting(
         None,
         "a small GGUF model of the same vocabulary, which [drafts](speculation.md) next tokens in the "
@@ -274,14 +270,6 @@ class WorkerSettings(HttpClientSettings):
         "a file whose [chat template](chat-templates.md) takes the place of `MODEL_PATH`'s own; unset or "
         "empty: its own",
     )
-    image_bytes: ByteCount = setting(
-        256 << 20,
-        "memory for encoded [images](images.md) that may be asked for again, of each model; the least used "
-        "go first",
-        ge=0,
-        le=_MOST_INT64,
-        expert=True,
-    )
     speculation: Literal["off", "ngram", "draft"] = setting(
         "off",
         "where drafts of next tokens come from, for requests that leave it open: `ngram`, what followed the "
@@ -292,10 +280,9 @@ class WorkerSettings(HttpClientSettings):
         "prompts may lengthen the gap between a decode's tokens to this many times a step without any prompt",
         ge=1.0,
         le=1000,
-        expert=True,
     )
     step_limit_s: float = setting(
-        0.2, "an engine step with prefill should take at most this long", gt=0, le=60, expert=True
+        0.2, "an engine step with prefill should take at most this long", gt=0, le=60
     )
     host_bytes: ByteCount = setting(
         2 << 30,
@@ -304,20 +291,25 @@ class WorkerSettings(HttpClientSettings):
         "recomputed",
         ge=0,
         le=_MOST_INT64,
+        ordinary=True,
     )
     host_eviction: Literal["lru", "clock"] = setting(
         "lru",
         "which cached prefixes leave host memory first: `lru`, those that were unused for the longest time; "
         "`clock`, those that were seldom used, which finds somewhat more where some prefixes stay popular",
-        expert=True,
     )
     disk_path: OptionalPath = setting(
         None,
         "folder for KV state that host memory has no room for; unset or empty: there is none. "
         "Workers of one model may share it: each takes a numbered folder in it for itself",
+        ordinary=True,
     )
     disk_bytes: ByteCount = setting(
-        4 << 30, "most bytes of files in `DISK_PATH`, of each worker; 0: there are none", ge=0, le=_MOST_INT64
+        4 << 30,
+        "most bytes of files in `DISK_PATH`, of each worker; 0: there are none",
+        ge=0,
+        le=_MOST_INT64,
+        ordinary=True,
     )
     disk_prompt_tokens: int = setting(
         0,
@@ -325,23 +317,20 @@ class WorkerSettings(HttpClientSettings):
         "worker that goes on with them after a crash on this machine finds them there; 0: none are",
         ge=0,
         le=_MOST_INT32,
-        expert=True,
     )
     load_limit_s: float = setting(
         600.0,
         "an engine that has not loaded its model and decoded with it by then is killed",
         gt=0,
         le=86400,
-        expert=True,
     )
     stuck_s: float = setting(
         60.0,
         "an engine that has requests to run and makes no step for this long is killed "
         "and started again; 0: never",
         ge=0,
-        expert=True,
     )
-    heartbeat_interval_s: float = setting(1.0, "seconds between heartbeats", gt=0, le=2.0, expert=True)
+    heartbeat_interval_s: float = setting(1.0, "seconds between heartbeats", gt=0, le=2.0)
 
     @field_validator("id")
     @classmethod
@@ -380,15 +369,6 @@ class WorkerSettings(HttpClientSettings):
     @classmethod
     def _has_addresses(cls, value: str) -> str:
         servers_of(listed(value))
-        return value
-
-    @field_validator("kv_type_v")
-    @classmethod
-    def _values_can_be_read(cls, value: KvType, info: ValidationInfo) -> KvType:
-        if NUMBER_TYPES[value].is_quantized and not info.data.get("flash_attention", True):
-            raise ValueError(
-                "must not be quantized where INFERFLUX_WORKER_FLASH_ATTENTION is false: nothing else reads it"
-            )
         return value
 
     @field_validator("speculation")

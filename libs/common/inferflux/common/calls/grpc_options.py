@@ -46,9 +46,9 @@ SERVER_OPTIONS: tuple[Option, ...] = (
 )
 
 
-def connection_age(seconds: float) -> tuple[Option, ...]:
-    """Ask a client for a new connection when one is this old. Calls that run end on the old one. 0: never."""
-    return (("grpc.max_connection_age_ms", round(seconds * 1000)),) if seconds else ()
+def connection_age(seconds: float) -> Option:
+    """Ask a client for a new connection when one is this old. Calls that run end on the old one."""
+    return ("grpc.max_connection_age_ms", round(seconds * 1000))
 
 
 def receive_limit(n_bytes: int) -> Option:

@@ -35,7 +35,9 @@ class HttpClientSettings(ServiceSettings):
         variable=ALLOWED_NETWORKS,
     )
     http_ca: OptionalPath = setting(
-        None, "CA of these servers, PEM; unset: the public CAs of the system", variable=CA_VARIABLE
+        None,
+        "CA of these servers, PEM; unset: the public CAs of the system",
+        variable=CA_VARIABLE,
     )
 
     def http_client(self, proxies: Proxies | None = None) -> HttpClient:

@@ -20,6 +20,8 @@ HASH_BYTES = 8
 
 _VERSION = "1"
 _TOKEN_BYTES = 4
+# Of a block in the index, which workers write and schedulers read.
+BLOCK_TOKENS = 16
 
 
 class PrefixHasher:
@@ -33,7 +35,12 @@ class PrefixHasher:
     """
 
     def __init__(
-        self, salt: bytes, *, model_digest: str, block_tokens: int, adapters: Sequence[str] = ()
+        self,
+        salt: bytes,
+        *,
+        model_digest: str,
+        block_tokens: int = BLOCK_TOKENS,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.block_tokens = block_tokens
         self._salt = salt

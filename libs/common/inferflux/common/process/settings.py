@@ -37,12 +37,14 @@ from inferflux.common.contract import address, subjects
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.requests.stream_limits import AUTO, CHUNK_BYTES, StreamLimits
 
+from .gone_settings import refusals
 from .tls import ServerTls, TlsFiles
 from .validation_words import in_plain_words
 
 S = TypeVar("S", bound="ServiceSettings")
 
 _SUITE_PREFIX = "INFERFLUX_"
+_STREAMS = StreamLimits()
 # How alike a misspelt name is to the right one, by difflib's ratio.
 _SLIP = 0.85
 _BYTE_COUNT = re.compile(r"\d+(\.\d+)?\s*[A-Za-z]*")
@@ -141,8 +143,8 @@ def unique_name() -> str:
     return f"{host}-{uuid.uuid4().hex[:6]}"
 
 
-EXPERT: dict[str, JsonValue] = {"expert": True}
-"""`json_schema_extra` of a setting that few deployments change: the manual lists it in a table of its own."""
+ORDINARY: dict[str, JsonValue] = {"ordinary": True}
+"""`json_schema_extra` of a setting that many deployments change; the manual lists the others apart."""
 
 
 def setting(
@@ -150,7 +152,7 @@ def setting(
     description: str,
     *,
     variable: str | None = None,
-    expert: bool = False,
+    ordinary: bool = False,
     **bounds: Any,
 ) -> Any:
     """A setting with a default.
@@ -158,10 +160,10 @@ def setting(
     Args:
         description: in Markdown, for docs/operations.md.
         variable: its environment variable, where that is not the service's prefix and the field's name.
-        expert: see `EXPERT`.
+        ordinary: see `ORDINARY`.
         bounds: what pydantic's `Field` checks: `ge`, `gt`, `le`, `min_length`.
     """
-    extra = EXPERT if expert else None
+    extra = ORDINARY if ordinary else None
     return Field(
         default, description=description, validation_alias=variable, json_schema_extra=extra, **bounds
     )
@@ -211,6 +213,7 @@ class ServiceSettings(BaseSettings):
         "nats-server, or several, comma-separated. Not used by policy",
         variable="INFERFLUX_NATS_URL",
         min_length=1,
+        ordinary=True,
     )
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
@@ -220,14 +223,7 @@ class ServiceSettings(BaseSettings):
         "[answer cache](cache-design.md#the-answer-cache) alone",
         variable="INFERFLUX_REDIS_URL",
         min_length=1,
-    )
-    cache_block_tokens: int = setting(
-        16,
-        "tokens of a block in the prefix index. Workers and schedulers need the same",
-        variable="INFERFLUX_CACHE_BLOCK_TOKENS",
-        ge=1,
-        le=1024,
-        expert=True,
+        ordinary=True,
     )
     service_key: SecretStr = setting(
         SecretStr(""),
@@ -236,46 +232,50 @@ class ServiceSettings(BaseSettings):
         "each is accepted. Gateway and policy do not start without one, unless certificates prove the same; "
         "schedulers and workers need none",
         variable="INFERFLUX_SERVICE_KEY",
+        ordinary=True,
     )
     tls_cert: OptionalPath = setting(
         None,
         "this process's certificate for [TLS](security.md#tls), PEM: what its servers show, and what it "
         "shows to servers that ask; unset: its servers speak plain text",
         variable="INFERFLUX_TLS_CERT",
+        ordinary=True,
     )
     tls_key: OptionalPath = setting(
-        None, "the key of `INFERFLUX_TLS_CERT`, PEM", variable="INFERFLUX_TLS_KEY"
+        None,
+        "the key of `INFERFLUX_TLS_CERT`, PEM",
+        variable="INFERFLUX_TLS_KEY",
+        ordinary=True,
     )
     tls_ca: OptionalPath = setting(
         None,
         "CA of the servers that it calls, PEM. It calls policy over TLS if this is set, NATS at a URL of "
         "`tls://` and Redis at one of `rediss://`; unset: for these, the public CAs of the system",
         variable="INFERFLUX_TLS_CA",
+        ordinary=True,
     )
     tls_client_ca: OptionalPath = setting(
         None,
         "CA of the certificates that callers of policy must show (mutual TLS), PEM; unset: none is asked for",
         variable="INFERFLUX_TLS_CLIENT_CA",
     )
-    reflection: Literal["auto", "on", "off"] = setting(
-        "auto",
-        "whether gRPC servers describe their methods (reflection) to callers with the scope `models`; "
-        "`auto`: without TLS only",
-        variable="INFERFLUX_GRPC_REFLECTION",
-        expert=True,
-    )
     metrics_listen: ListenAddress = setting(
         "127.0.0.1:0",
         "host:port of `/metrics`, `/livez`, `/readyz` and `/healthz`; port 0 takes a free one and logs it",
         variable="INFERFLUX_METRICS_LISTEN",
+        ordinary=True,
     )
     log_level: LogLevel = setting(
-        "info", "the least severe lines that are logged", variable="INFERFLUX_LOG_LEVEL"
+        "info",
+        "the least severe lines that are logged",
+        variable="INFERFLUX_LOG_LEVEL",
+        ordinary=True,
     )
     log_format: Literal["console", "json"] = setting(
         "console",
         "`console` for people, `json` for machines; both on stderr",
         variable="INFERFLUX_LOG_FORMAT",
+        ordinary=True,
     )
     drain_limit_s: float = setting(
         30.0,
@@ -288,24 +288,26 @@ class ServiceSettings(BaseSettings):
         False,
         "end with SIGTERM when the parent process dies (Linux)",
         variable="INFERFLUX_EXIT_WITH_PARENT",
-        expert=True,
     )
     queue_limit: int = setting(
-        4096,
+        _STREAMS.queue_limit,
         "jobs the queue holds; one more is refused with RESOURCE_EXHAUSTED",
         variable="INFERFLUX_QUEUE_LIMIT",
         ge=1,
         le=1_000_000,
     )
     tokens_max_age_s: float = setting(
-        300.0, "how long token chunks can be replayed", variable="INFERFLUX_TOKENS_MAX_AGE_S", ge=1, le=86400
+        _STREAMS.tokens_max_age_s,
+        "how long token chunks can be replayed",
+        variable="INFERFLUX_TOKENS_MAX_AGE_S",
+        ge=1,
+        le=86400,
     )
     tokens_max_bytes: int = setting(
-        128 << 20,
+        _STREAMS.tokens_max_bytes,
         "memory for token chunks in nats-server; the oldest go first",
         variable="INFERFLUX_TOKENS_MAX_BYTES",
         ge=1 << 20,
-        expert=True,
     )
     nats_replicas: Replicas = setting(
         "auto",
@@ -317,16 +319,14 @@ class ServiceSettings(BaseSettings):
         "auto",
         "the same for the token chunks of late readers, which are in memory",
         variable="INFERFLUX_NATS_TOKENS_REPLICAS",
-        expert=True,
     )
     images_max_bytes: ByteCount = setting(
-        4 << 30,
+        _STREAMS.images_max_chunks * CHUNK_BYTES,
         "disk of nats-server for the pixels of [images](images.md), which lie there for an hour; more are "
         "refused until older ones are gone",
         variable="INFERFLUX_IMAGES_MAX_BYTES",
         ge=16 << 20,
         le=1 << 50,
-        expert=True,
     )
     # Traces are off while both are empty. OpenTelemetry's own names, so that what is set for a fleet counts.
     otlp_endpoint: str = setting(
@@ -334,12 +334,12 @@ class ServiceSettings(BaseSettings):
         "OTLP collector over gRPC that takes [traces](#traces), such as `http://collector:4317`; "
         "empty sends none. Policy makes none",
         variable="OTEL_EXPORTER_OTLP_ENDPOINT",
+        ordinary=True,
     )
     otlp_protocol: Literal["grpc", ""] = setting(
         "grpc",
         "the only protocol there is; any other stops the start",
         variable="OTEL_EXPORTER_OTLP_PROTOCOL",
-        expert=True,
     )
     trace_file: str = setting(
         "",
@@ -389,10 +389,6 @@ class ServiceSettings(BaseSettings):
             return None
         return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca))
 
-    def has_reflection(self, tls: ServerTls | None) -> bool:
-        """True if a gRPC server describes its methods."""
-        return self.reflection == "on" or (self.reflection == "auto" and tls is None)
-
     @property
     def stream_limits(self) -> StreamLimits:
         return StreamLimits(
@@ -417,7 +413,10 @@ def _read(path: str, variable: str) -> str:
 
 
 def load(cls: type[S]) -> S:
-    """Read the environment; on a bad value print one line per variable and exit with status 2."""
+    """Read the environment; for each bad value or variable that is gone print a line, and exit with 2."""
+    if lines := refusals(os.environ):
+        print(*lines, sep="\n", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     try:
         return cls()
     except SettingsError as error:

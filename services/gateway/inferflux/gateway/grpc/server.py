@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 _ADMIN_TIMEOUT_S = 3.0
 # Calls to one method that are taken in a round. Admission has them wait, the most urgent first.
 _TAKEN_AT_ONCE = 256
+# A client is asked for a new gRPC connection, which may be to another gateway, when one is as old as this, a
+# tenth more or less. Calls that run go on.
+_CONNECTION_AGE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,11 @@ def build_server(
     operators: Operators,
     *,
     max_text_bytes: int,
-    connection_age_s: float,
 ) -> GrpcServer:
     """The server with every servicer, not started yet."""
     own_rules = rules(max_text_bytes)
     largest = max(rule.max_body_bytes for rule in own_rules.values())
-    options = [receive_limit(largest), *connection_age(connection_age_s)]
+    options = [receive_limit(largest), connection_age(_CONNECTION_AGE_S)]
     server = build_bare_server(own_rules, admit, trail, options=options, taken_at_once=_TAKEN_AT_ONCE)
     inference = InferenceServicer(pipeline)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(inference, server.server)

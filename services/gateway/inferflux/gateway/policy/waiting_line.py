@@ -6,10 +6,9 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-T = TypeVar("T")
+from inferflux.common.contract.requests.priority import AGING_S
 
-# Waiting this long is worth one level of priority, as in the scheduler's queue by default.
-AGING_S = 2.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -23,6 +23,9 @@ from .account import Accounts
 from .queue import JobQueue
 from .streams import Streams
 
+# Longest wait for the scheduler to confirm a cancellation, or to say what it knows of a reader.
+_CANCEL_LIMIT_S = 2.0
+
 
 class Policy(Reserves, Settles, FetchesGuards, Protocol):
     """Policy, as requests need it; `inferflux.gateway.policy.admission.Admission` is it."""
@@ -56,7 +59,7 @@ class Services:
         *,
         streams: Streams,
         relay_limits: RelayLimits,
-        cancel_timeout_s: float,
+        cancel_timeout_s: float = _CANCEL_LIMIT_S,
         answers: AnswerCache | None = None,
     ) -> Self:
         """Put them together.

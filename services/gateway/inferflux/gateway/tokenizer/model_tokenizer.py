@@ -47,7 +47,7 @@ class TokenizerLimits:
 
     processes: int = 16
     threads: int = 2
-    waiting: int = 256
+    waiting: int = 1024
     time_limit_s: float = 2.0
     load_limit_s: float = 30.0
     memory_bytes: int = 4 << 30

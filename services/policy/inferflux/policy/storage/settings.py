@@ -28,9 +28,12 @@ class StorageSettings(ServiceSettings):
         "redis",
         "where keys, roles, limits and guardrails [are kept](policy.md#storage): `redis`, `file` or `sql`",
         variable=STORAGE,
+        ordinary=True,
     )
     storage_path: OptionalPath = setting(
-        None, "with `file`: the encrypted file. It is made if it is not there", variable=PATH
+        None,
+        "with `file`: the encrypted file. It is made if it is not there",
+        variable=PATH,
     )
     storage_passphrase: Annotated[SecretStr, AfterValidator(_check_passphrases)] = setting(
         SecretStr(""),
@@ -45,7 +48,6 @@ class StorageSettings(ServiceSettings):
         "[first start with a passphrase](policy.md#storage) alone. Else a start ends there: someone who may "
         "write to the storage could have put them in place of the encrypted ones",
         variable=TAKES_CLEAR,
-        expert=True,
     )
     storage_sql_url: SecretStr = setting(
         SecretStr(""),

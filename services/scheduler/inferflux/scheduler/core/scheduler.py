@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.contract.partitions import WHOLE, Partition
+from inferflux.common.contract.requests.priority import AGING_S
 from inferflux.v1 import generation_pb2, host_pb2, scheduler_pb2, worker_pb2
 
 from .lifecycle.arrivals import Arrivals
@@ -25,6 +26,7 @@ from .lifecycle.unserved import UnservedModels
 from .lifecycle.worker_commands import WorkerCommands
 from .lifecycle.worker_reports import WorkerReports
 from .order.queue_policies import Orders, PolicyName
+from .order.running import ORDINARY_SHARE
 from .order.tenant_service import TenantService
 from .types import actions, outcomes
 from .types.actions import Action
@@ -61,11 +63,11 @@ class SchedulerCore:
         now: float,
         name: str = "s",
         policy: PolicyName = "priority",
-        aging_s: float = 2.0,
+        aging_s: float = AGING_S,
         tenant_weights: Mapping[str, float] | None = None,
         fairness: FairnessSettings | None = None,
         term: int = 0,
-        ordinary_share: float = 0.25,
+        ordinary_share: float = ORDINARY_SHARE,
         partition: Partition = WHOLE,
     ) -> None:
         self.policy = policy

@@ -33,6 +33,8 @@ log = logs.get("scheduler")
 _FULL_WAIT_S = 0.05
 # Replays read at the same time.
 _READERS = 32
+# Longest wait for a worker to answer a batch.
+_DISPATCH_LIMIT_S = 2.0
 
 
 class Performer:
@@ -52,7 +54,6 @@ class Performer:
         spans: SchedulerSpans,
         *,
         look_up: LookUp,
-        dispatch_timeout_s: float,
         has_all: Callable[[], Awaitable[bool]],
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -62,7 +63,6 @@ class Performer:
         self._guard = guard
         self._metrics = metrics
         self._spans = spans
-        self._dispatch_timeout_s = dispatch_timeout_s
         self._outbox: deque[Action] = deque()
         self._wake = asyncio.Event()
         self._readers = asyncio.Semaphore(_READERS)
@@ -78,7 +78,7 @@ class Performer:
                     self._observe(action)
                     self._background.start(self._dispatch(action))
                 case actions.Probe():
-                    asked = probe(self._bus, action, self._guard, timeout_s=self._dispatch_timeout_s)
+                    asked = probe(self._bus, action, self._guard, timeout_s=_DISPATCH_LIMIT_S)
                     self._background.start(asked)
                 case actions.CommandHost():
                     asked = host_commands.perform(self._bus, action, self._guard, self._metrics)
@@ -168,7 +168,7 @@ class Performer:
 
     async def _dispatch(self, action: actions.Dispatch) -> None:
         with self._metrics.answer_time.time():
-            await dispatch(self._bus, action, self._guard, timeout_s=self._dispatch_timeout_s)
+            await dispatch(self._bus, action, self._guard, timeout_s=_DISPATCH_LIMIT_S)
 
     async def _end_lost(self, attempt: Attempt) -> None:
         async with self._readers:

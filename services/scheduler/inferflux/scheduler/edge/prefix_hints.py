@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
-from inferflux.common.prefixes.hashes import PrefixHasher, packed
+from inferflux.common.prefixes.hashes import BLOCK_TOKENS, PrefixHasher, packed
 from inferflux.common.prefixes.index import Holder, PrefixIndex
 from inferflux.common.prefixes.salt import SharedSalt
 from inferflux.common.process import logs
@@ -43,7 +43,6 @@ class PrefixHints:
     Args:
         workers_of: workers that may have cached prefixes of a model.
         is_wanted: whether hints for a request can change anything.
-        block_tokens: as the workers have it.
         limit_s: longest wait for Redis.
     """
 
@@ -54,14 +53,12 @@ class PrefixHints:
         metrics: SchedulerMetrics,
         *,
         is_wanted: Callable[[scheduler_pb2.InferenceRequest], bool],
-        block_tokens: int,
         limit_s: float,
     ) -> None:
         self._index, self._salt = PrefixIndex(redis), SharedSalt(redis)
         self._workers_of = workers_of
         self._is_wanted = is_wanted
         self._metrics = metrics
-        self._block_tokens = block_tokens
         self._limit_s = limit_s
         # By model digest, with the salt as it is.
         self._hashers: dict[str, PrefixHasher] = {}
@@ -103,7 +100,7 @@ class PrefixHints:
     def _can_change(self, request: scheduler_pb2.InferenceRequest) -> bool:
         """True if hints for a request could be found, and would matter."""
         n_tokens = len(request.prompt_token_ids) + len(request.generated_token_ids)
-        return n_tokens >= self._block_tokens and self._is_wanted(request)
+        return n_tokens >= BLOCK_TOKENS and self._is_wanted(request)
 
     async def _within_limit(
         self,
@@ -150,7 +147,7 @@ class PrefixHints:
         hints: list[dict[str, int]] = [{} for _ in requests]
         for at, matches in zip(asked_for, await self._index.longest(asked), strict=True):
             hints[at] |= {
-                holder.worker_id: match.usable * self._block_tokens
+                holder.worker_id: match.usable * BLOCK_TOKENS
                 for holder, match in matches.items()
                 if match.usable
             }
@@ -178,7 +175,7 @@ class PrefixHints:
     def _hasher(self, digest: str) -> PrefixHasher:
         hasher = self._hashers.get(digest)
         if hasher is None:
-            hasher = PrefixHasher(self._salt.value, model_digest=digest, block_tokens=self._block_tokens)
+            hasher = PrefixHasher(self._salt.value, model_digest=digest)
             self._hashers[digest] = hasher
         return hasher
 

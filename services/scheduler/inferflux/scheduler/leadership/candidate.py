@@ -95,7 +95,7 @@ class Candidate:
 
     async def _lead(self, term: int) -> None:
         """Lead until the lease is lost."""
-        now, dead_s = self._process.clock(), self._process.settings.worker_dead_s
+        now, dead_s = self._process.clock(), self._process.settings.limits.worker_dead_s
         leader = Leader(
             self._process,
             partition=self.partition,

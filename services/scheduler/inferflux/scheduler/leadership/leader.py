@@ -28,7 +28,7 @@ from inferflux.scheduler.spans import SchedulerSpans
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from .kept_store import Kept, KeptStore
-from .process import Process
+from .process import TICK_INTERVAL_S, Process
 from .shares_exchange import SharesExchange
 
 log = logs.get("scheduler")
@@ -80,7 +80,6 @@ class Leader:
             # Of batches: what a worker has accepted says in which term it was dispatched.
             name=f"{term}-{uuid.uuid4().hex[:8]}",
             policy=settings.policy,
-            aging_s=settings.aging_s,
             tenant_weights=settings.tenant_weights,
             ordinary_share=settings.fairness_ordinary_share,
             fairness=settings.fairness,
@@ -95,7 +94,6 @@ class Leader:
             self.core.holders,
             metrics,
             is_wanted=self._are_hints_wanted,
-            block_tokens=settings.cache_block_tokens,
             limit_s=settings.prefix_lookup_limit_s,
         )
         self._performer = Performer(
@@ -104,7 +102,6 @@ class Leader:
             metrics,
             SchedulerSpans(process.tracer),
             look_up=self._hints.look_up,
-            dispatch_timeout_s=settings.dispatch_timeout_s,
             has_all=self._has_all_jobs,
             on_failure=lambda error: self.guard.on_defect("an answer", error),
         )
@@ -233,9 +230,7 @@ class Leader:
 
     async def _consume_jobs(self) -> JobConsumer:
         return await self._bus.consume_jobs(
-            max_outstanding=self._settings.queue_limit,
-            ack_wait_s=self._settings.ack_wait_s,
-            partition=self._partition,
+            max_outstanding=self._settings.queue_limit, partition=self._partition
         )
 
     async def _has_all_jobs(self) -> bool:
@@ -268,7 +263,7 @@ class Leader:
         while True:
             self._is_bus_whole &= self._bus.is_connected
             self.guard.decide("the passing of time", self._on_tick)
-            await asyncio.sleep(self._settings.tick_interval_s)
+            await asyncio.sleep(TICK_INTERVAL_S)
 
     def _on_reconnect(self, core: SchedulerCore, now: float) -> list[Action]:
         core.on_connection(False, now)

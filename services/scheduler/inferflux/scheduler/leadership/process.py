@@ -14,6 +14,9 @@ from inferflux.scheduler.settings import SchedulerSettings
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+# How often deadlines and timeouts are checked.
+TICK_INTERVAL_S = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class Process:

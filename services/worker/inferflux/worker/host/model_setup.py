@@ -19,6 +19,9 @@ from inferflux.worker.settings import WorkerSettings
 
 from .catalog import Known, Wish
 
+# Memory of encoded images that may be asked for again, of each model.
+_IMAGE_BYTES = 256 << 20
+
 
 def kv_types(settings: WorkerSettings) -> KvTypes:
     """Types of the keys and values of every model."""
@@ -126,7 +129,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         batch_tokens=settings.batch_tokens,
         gpu_layers=-1 if devices.gpu_layers is None else devices.gpu_layers,
         placement=devices.to_message(),
-        flash_attention=settings.flash_attention,
+        flash_attention=True,
         max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,
         prefix_cache=settings.prefix_cache,
@@ -135,7 +138,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         draft_model_path=str(settings.draft_model) if is_own and settings.draft_model is not None else "",
         mmproj_path=str(wish.mmproj.path) if wish.mmproj is not None else "",
         mmproj_digest=wish.projector_digest,
-        image_bytes=settings.image_bytes,
+        image_bytes=_IMAGE_BYTES,
     )
 
 

@@ -110,7 +110,7 @@ class ModelWorker:
         return PrefixReports(
             process.redis,
             Holder(state.worker_id, state.incarnation),
-            partial(PrefixHasher, model_digest=file.digest, block_tokens=process.settings.cache_block_tokens),
+            partial(PrefixHasher, model_digest=file.digest),
             metrics,
             report_again=lambda: self.model.report_cache(),
         )
@@ -187,7 +187,7 @@ def _null_engine(settings: WorkerSettings, file: ModelFile, options: ModelOption
     return partial(
         engine.NullEngine,
         options.engine,
-        core.Rates(settings.null_step_s, settings.null_prefill_tokens_per_s),
+        core.Rates(settings.null_step_s),
         kv_cells=options.kv_cells,
         vocabulary_size=file.facts.vocabulary_size,
         context_length=file.context_length,

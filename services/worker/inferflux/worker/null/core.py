@@ -31,7 +31,7 @@ class Rates:
     """
 
     step_s: float
-    prefill_tokens_per_s: float
+    prefill_tokens_per_s: float = 10_000.0
 
     @property
     def step_prefill_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""The files of one audit chain: in a folder that one process writes, each of a bounded size and of one day.
+"""The files of one audit chain: in a folder that one process writes, each of one day.
 
     NAME-0/audit-000000000001-20260131.jsonl   lines; the name says the first one's number and day (UTC)
     NAME-0/head                                the last line's number and hash: a missing end shows against it
@@ -18,6 +18,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from inferflux.common.process.private_files import write_private
@@ -75,7 +76,6 @@ class ChainFiles:
     Args:
         root: folder of all chains; is made if it is missing.
         name: of the service.
-        max_bytes: of a file, unless one line alone has more.
         syncs: whether lines are on the disk, beyond the system's cache, when `append` returns.
 
     Raises:
@@ -83,13 +83,12 @@ class ChainFiles:
         FolderInUse: other processes have all of it.
     """
 
-    def __init__(self, root: Path, name: str, keys: AuditKeys, *, max_bytes: int, syncs: bool = True) -> None:
+    def __init__(self, root: Path, name: str, keys: AuditKeys, *, syncs: bool = True) -> None:
         self._keys = keys
-        self._max_bytes = max_bytes
         self._syncs = syncs
         self.folder, self._lock = _claimed(root, name)
         self._fd = -1
-        self._file_day, self._file_bytes = "", 0
+        self._file_day = ""
         # Lines that are not written yet, or not all of the first: its day, and its number.
         self._pending: deque[tuple[bytes, str, Head]] = deque()
         self._is_in_line = False
@@ -135,11 +134,8 @@ class ChainFiles:
 
     def _rotate(self) -> None:
         """Begin another file if the next line belongs into one."""
-        line, day, head = self._pending[0]
-        if self._is_in_line:
-            return
-        fits = not self._file_bytes or self._file_bytes + len(line) <= self._max_bytes
-        if self._fd >= 0 and day == self._file_day and fits:
+        _, day, head = self._pending[0]
+        if self._is_in_line or (self._fd >= 0 and day == self._file_day):
             return
         path = self.folder / f"audit-{head.seq:012d}-{day}.jsonl"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -147,23 +143,16 @@ class ChainFiles:
             if self._syncs:
                 os.fdatasync(self._fd)
             os.close(self._fd)
-        self._fd, self._file_day, self._file_bytes = fd, day, os.fstat(fd).st_size
+        self._fd, self._file_day = fd, day
         if self._syncs:
             _sync_folder(self.folder)
 
     def _write_some(self) -> None:
         """Write lines of one file at once; what was not taken stays pending."""
-        batch: list[bytes] = []
-        size, day = 0, self._pending[0][1]
-        for line, its_day, _ in self._pending:
-            is_more = bool(batch)
-            if is_more and (its_day != day or self._file_bytes + size + len(line) > self._max_bytes):
-                break
-            batch.append(line)
-            size += len(line)
-        n = os.write(self._fd, b"".join(batch))
+        day = self._pending[0][1]
+        batch = takewhile(lambda pending: pending[1] == day, self._pending)
+        n = os.write(self._fd, b"".join(line for line, _, _ in batch))
         self._must_sync = True
-        self._file_bytes += n
         while self._pending and n >= len(self._pending[0][0]):
             line, _, self._written = self._pending.popleft()
             n -= len(line)
@@ -219,7 +208,6 @@ class ChainFiles:
         if not files:
             return
         self._fd = os.open(files[-1], os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._file_bytes = os.fstat(self._fd).st_size
         self._file_day = files[-1].stem.rpartition("-")[2]
         # What a killed process left incomplete stays; the next write ends it, and the next line names it.
         self._is_in_line = is_in_line

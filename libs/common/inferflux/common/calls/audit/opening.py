@@ -53,7 +53,6 @@ def _opened(settings: AuditSettings, service: str) -> AuditTrail:
         service=service,
         text_key=keys.texts,
         keeps_raw=settings.audit_debug_mode,
-        limit=settings.audit_queue_limit,
         refuses=settings.audit_on_failure == "refuse",
     )
 
@@ -64,7 +63,7 @@ def _sink(settings: AuditSettings, service: str) -> tuple[AuditKeys, Sink]:
         keys = AuditKeys.of(key or secrets.token_urlsafe(32))
         return keys, StreamSink(_STDOUT, keys)
     try:
-        return _files(settings, settings.audit_dir, key, service)
+        return _files(settings.audit_dir, key, service)
     except OSError as error:
         message = f"cannot write the audit trail to {settings.audit_dir} ({DIR_VARIABLE}): {error.strerror}"
         raise InvalidArgument(message, field=DIR_VARIABLE) from None
@@ -72,9 +71,9 @@ def _sink(settings: AuditSettings, service: str) -> tuple[AuditKeys, Sink]:
         raise InvalidArgument(f"{error} ({DIR_VARIABLE})", field=DIR_VARIABLE) from None
 
 
-def _files(settings: AuditSettings, root: Path, key: str, service: str) -> tuple[AuditKeys, Sink]:
+def _files(root: Path, key: str, service: str) -> tuple[AuditKeys, Sink]:
     keys = AuditKeys.of(key or made_key(root))
-    files = ChainFiles(root, service, keys, max_bytes=settings.audit_file_bytes, syncs=settings.audit_sync)
+    files = ChainFiles(root, service, keys)
     if "missing_lines" in files.opening:
         log.error("audit lines are missing", chain=str(files.folder), lines=files.opening["missing_lines"])
     log.info("the audit trail goes on", chain=str(files.folder), seq=files.head.seq, head=files.head.hash)

@@ -6,3 +6,5 @@ from typing import Final
 
 LOWEST: Final = -100
 HIGHEST: Final = 100
+AGING_S: Final = 2.0
+"""Waiting this long is worth one level, for a place at the gateway and in the scheduler's queue alike."""

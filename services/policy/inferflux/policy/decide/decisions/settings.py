@@ -49,13 +49,13 @@ class DecisionSettings(HttpClientSettings):
         "what [decides about calls](policy.md#decision-backends), comma-separated, in this order: `builtin`, "
         "`opa`, `cedar`. All must permit",
         variable=DECISIONS,
+        ordinary=True,
     )
     decisions_fail_open: str = setting(
         "",
         "backends without which calls pass when they do not decide, comma-separated: `opa`, `cedar`. Empty: "
         "such calls are refused",
         variable=FAIL_OPEN,
-        expert=True,
     )
     decision_timeout_s: float = setting(
         0.25,
@@ -63,7 +63,6 @@ class DecisionSettings(HttpClientSettings):
         variable="INFERFLUX_POLICY_DECISION_TIMEOUT_S",
         gt=0,
         le=10,
-        expert=True,
     )
     decision_cache_s: float = setting(
         1.0,
@@ -71,7 +70,6 @@ class DecisionSettings(HttpClientSettings):
         variable="INFERFLUX_POLICY_DECISION_CACHE_S",
         ge=0,
         le=60,
-        expert=True,
     )
     opa_url: Annotated[str, AfterValidator(_check_opa_url)] = setting(
         "",

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 from inferflux.scheduler.core.types.jobs import Job
 
+# Of the slots, guaranteed to requests that are not urgent, unless an operator says otherwise.
+ORDINARY_SHARE = 0.25
+
 
 class Running:
     """Requests that have a place on a worker.
