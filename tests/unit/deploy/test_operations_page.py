@@ -140,3 +140,16 @@ def test_metrics_of_every_service_are_in_the_module_that_every_service_imports()
     everywhere = vars(common_metrics).values()
     for metric in metrics.metrics()["every service"]:
         assert any(metric is one for one in everywhere), metrics.exposed_name(metric)
+
+
+def test_a_setting_is_named_by_more_than_its_list() -> None:
+    """By a figure, page, deployment or test of processes: what nothing varies should be a constant."""
+    folders = ("docs/**/*.md", "benchmarks/**/*.py", "cli/**/*.py", "tests/*/**/*.py")
+    paths = {path for folder in folders for path in ROOT.glob(folder)} | set(COMPOSE_FILES)
+    paths -= {PAGE, *ROOT.glob("tests/unit/**/*.py")}
+    texts = [re.sub(r"<!-- settings of .*?<!-- end of", "", TEXT, flags=re.DOTALL)]
+    texts += [path.read_text() for path in paths]
+    named = {name for text in texts for name in re.findall(r"(?:INFERFLUX|OTEL)_[A-Z_]*[A-Z]\b", text)}
+    fields = {v: f for service in settings.SETTINGS.values() for v, f in settings.variables(service).items()}
+    experts = {v for v, field in fields.items() if field.json_schema_extra != ORDINARY}
+    assert not experts - named, experts - named
