@@ -13,11 +13,11 @@ import pytest
 
 from inferflux.common.calls.audit.calls import write_call
 from inferflux.common.calls.audit.chain import AuditKeys, Head
-from inferflux.common.calls.audit.entry import CallRecord, TextDigest
+from inferflux.common.calls.audit.entry import TextDigest
 from inferflux.common.calls.audit.stream_sink import StreamSink
 from inferflux.common.calls.audit.verify import verify
 from inferflux.common.calls.audit.writer import REFUSAL, AuditTrail
-from inferflux.common.calls.calls import CallContext
+from inferflux.common.calls.calls import CallContext, CallRecord
 from inferflux.common.contract.errors import Internal, PermissionDenied, Unavailable
 from inferflux.common.process.metrics import AUDIT_LINES_LOST
 from inferflux.common.process.tasks import Background

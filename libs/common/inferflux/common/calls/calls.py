@@ -10,12 +10,30 @@ from inferflux.common.contract.errors import InferFluxError, Unauthenticated
 from inferflux.common.tracing.context import valid
 
 from . import grpc_metadata
-from .audit.entry import CallRecord
 
 # Of an address that a trusted proxy has written.
 _MOST_OF_AN_ADDRESS = 64
 # Further away than this is no deadline.
 _LONGEST_DEADLINE_S = 10 * 365 * 86400.0
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """Record of a call for its audit line, filled while the call is served.
+
+    Attributes:
+        tenant: of the caller; "" before it is known whose credential it has, as is the next.
+        key_id: of the caller.
+        about: more fields of the line.
+        is_change: whether it changes something of the whole, or would have.
+        is_written: whether what serves the call writes its lines; otherwise its front does.
+    """
+
+    tenant: str = ""
+    key_id: str = ""
+    about: dict[str, object] = field(default_factory=dict)
+    is_change: bool = False
+    is_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)

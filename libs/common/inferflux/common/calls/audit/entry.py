@@ -1,32 +1,12 @@
-"""Audit entry of a call: the fields that its front does not know."""
+"""Digests of texts, for audit lines."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field
 
 # Of a raw text in a line, in characters.
 _MOST_RAW_CHARACTERS = 1 << 16
-
-
-@dataclass(slots=True)
-class CallRecord:
-    """Record of a call for its audit line, filled while the call is served.
-
-    Attributes:
-        tenant: of the caller; "" before it is known whose credential it has, as is the next.
-        key_id: of the caller.
-        about: more fields of the line.
-        is_change: whether it changes something of the whole, or would have.
-        is_written: whether what serves the call writes its lines; otherwise its front does.
-    """
-
-    tenant: str = ""
-    key_id: str = ""
-    about: dict[str, object] = field(default_factory=dict)
-    is_change: bool = False
-    is_written: bool = False
 
 
 class TextDigest:

@@ -15,8 +15,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from inferflux.common.calls.audit.calls import write_call
-from inferflux.common.calls.audit.entry import CallRecord
-from inferflux.common.calls.calls import CallContext, call_context, unread_context
+from inferflux.common.calls.calls import CallContext, CallRecord, call_context, unread_context
 from inferflux.common.calls.grpc_metadata import REQUEST_ID
 from inferflux.common.contract.callers.places import may_have_more
 from inferflux.common.contract.errors import (
