@@ -214,14 +214,11 @@ async def test_a_server_that_speaks_tls_does_not_describe_its_methods(
     start: Start, certificates: Certificates
 ) -> None:
     port = await start(certificates.server())
-    files = certificates.client("client")
-    channel = grpc_client.renewed_channel(f"127.0.0.1:{port}", ClientTls(files))
-    try:
+    credentials = channel_credentials(ClientTls(certificates.client())).current()
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         assert await asked(channel) is grpc.StatusCode.OK
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await anext(aiter(stub.ServerReflectionInfo(iter([request]))))
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    finally:
-        await channel.close()

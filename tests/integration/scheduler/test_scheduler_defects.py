@@ -20,8 +20,9 @@ from inferflux.common.process.probe import Probe
 from inferflux.common.redis import store
 from inferflux.common.tracing import OFF
 from inferflux.scheduler.app import Scheduler
+from inferflux.scheduler.core.lifecycle.cancels import Cancels
 from inferflux.scheduler.core.lifecycle.planning import Plan, Planner
-from inferflux.scheduler.core.scheduler import SchedulerCore
+from inferflux.scheduler.core.lifecycle.worker_commands import WorkerCommands
 from inferflux.scheduler.core.types.jobs import Job
 from inferflux.scheduler.core.types.limits import Limits
 from inferflux.scheduler.metrics import SchedulerMetrics
@@ -143,7 +144,7 @@ async def test_a_notice_over_which_the_core_raises_makes_the_leader_begin_anew(
         return scheduler_pb2.ReaderReply.FromString(data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SchedulerCore, "on_readers", raise_always)
+        patched.setattr(Cancels, "on_readers", raise_always)
         with pytest.raises(Unavailable) as caught:
             await ask()
     assert caught.value.reason == "SCHEDULER_FAILED"
@@ -174,7 +175,7 @@ async def test_a_cancel_over_which_the_core_raises_is_not_answered_with_not_foun
         await theatre.bus.request(subject, notice.SerializeToString(), timeout_s=2)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SchedulerCore, "on_cancel", raise_always)
+        patched.setattr(Cancels, "on_cancel", raise_always)
         with pytest.raises(Unavailable) as caught:
             await ask()
     assert caught.value.reason == "SCHEDULER_FAILED"
@@ -216,7 +217,7 @@ async def test_a_drain_over_which_the_core_raises_makes_the_leader_begin_anew(
         return scheduler_pb2.SchedulerAdminReply.FromString(data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SchedulerCore, "drain", raise_always)
+        patched.setattr(WorkerCommands, "drain", raise_always)
         assert (await ask()).refused.message == "the core raised"
     async with asyncio.timeout(15):
         while planning(raising):
