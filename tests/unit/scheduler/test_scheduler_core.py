@@ -228,9 +228,12 @@ def test_retries_are_limited_but_a_worker_leaving_in_order_costs_none(world: Wor
         del world.workers["w1"]
         worker.leave()
         world.settle()
-    for _ in range(7):
+    for losses in range(world.limits.max_retries + 1):
         world.add_worker("w1")
         world.settle()
+        assert key in world.core.jobs, losses
+    world.add_worker("w1")
+    world.settle()
     assert world.clients[key][-1].failed.reason == "RETRIES_EXHAUSTED"
 
 
@@ -299,6 +302,16 @@ def test_a_job_that_comes_again_is_run_once(world: World) -> None:
     world.live(6)
     assert [len(batch.items) for batch in worker.batches] == [1]
     assert world.acks == {1: ["length"]}
+
+
+def test_a_job_that_comes_again_after_its_end_is_acknowledged_and_not_run(world: World) -> None:
+    world.add_worker("w1")
+    key = submit(world, "r1")
+    world.live(6)
+    assert world.acks == {1: ["length"]}
+    again = world.core.on_job(world.requests[key], "again", 1, world.now)
+    assert again == [actions.Ack(key, "again", world.requests[key].model, "duplicate")]
+    assert key not in world.core.jobs
 
 
 def test_held_jobs_are_said_to_be_held_about_every_twenty_seconds() -> None:

@@ -287,6 +287,15 @@ def test_leaving_while_a_renewal_is_under_way_gives_the_lease_back(world: World,
     assert world.store.record.holder == ""
 
 
+def test_a_renewal_counts_from_when_it_was_sent_and_not_from_its_answer(world: World, leader: Lease) -> None:
+    world.now += TIMES.renew_s
+    renewal = leader.next(world.now, UNIX_MS)
+    assert isinstance(renewal, Write)
+    leader.on_written(world.store.write(renewal), world.now + TIMES.answer_s)
+    assert leader.is_held(world.now + TIMES.lapse_s - 0.01)
+    assert not leader.is_held(world.now + TIMES.lapse_s)
+
+
 def test_a_renewal_whose_answer_was_lost_counts_from_when_it_was_sent(world: World, leader: Lease) -> None:
     world.now += TIMES.renew_s
     sent_s = world.now

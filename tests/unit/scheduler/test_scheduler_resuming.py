@@ -10,7 +10,7 @@ from inferflux.common.contract.requests import kv_cells
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.types import actions
 from inferflux.scheduler.core.types.jobs import Attempt, JobState, RequestKey
-from inferflux.v1 import worker_pb2
+from inferflux.v1 import scheduler_pb2, worker_pb2
 
 
 def test_ordinary_requests_run_in_timeslices_and_urgent_ones_do_not() -> None:
@@ -100,6 +100,19 @@ def test_what_the_worker_swapped_out_for_lack_of_memory_goes_on_when_there_is_ro
     finish(world)
     assert all(len(world.read(key).token_ids) == 30 for key in keys)
     assert any(batch.phase == worker_pb2.PHASE_DECODE for batch in worker.batches)
+
+
+def test_a_request_whose_cells_were_taken_keeps_its_age_and_one_that_had_its_timeslice_does_not() -> None:
+    world = make_world(SLICING)
+    worker = world.add_worker("w1", slots=2, kv_cells=200)
+    world.settle()
+    came_s = world.now
+    evicted, sliced = submit(world, "evicted"), submit(world, "sliced")
+    world.pass_time(1.0)
+    worker.deschedule(worker.residents[evicted], scheduler_pb2.YIELD_REASON_MEMORY)
+    worker.deschedule(worker.residents[sliced], scheduler_pb2.YIELD_REASON_TIMESLICE)
+    world.settle()
+    assert [world.core.jobs[key].since_s for key in (evicted, sliced)] == [came_s, world.now]
 
 
 def test_what_is_not_resident_any_more_is_computed_again() -> None:
