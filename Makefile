@@ -24,7 +24,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim architectures chaos fleet suites test-all fuzz hostile lint fmt protos proto-check house docs clean
+.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim architectures chaos fleet suites test-all fuzz hostile lint fmt protos proto-check house mutations docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -103,6 +103,9 @@ proto-check:  ## compare protos/ with those of a commit: are they wire-compatibl
 
 house: .venv/.dev  ## measure the source tree against its bars; ARGS="--json", "--violations", "--record"
 	@$(BIN)/python -m tools.house $(ARGS)
+
+mutations: .venv/.dev  ## seed twenty faults, one after the other: do the tests find each? ARGS="--only lease --times 5"
+	@$(BIN)/python -m tools.mutations $(ARGS)
 
 docs: .venv/.dev  ## write the tables of docs/ that come from the code
 	$(BIN)/python -m tools.reference

@@ -1,0 +1,1 @@
+"""Seeds faults on purpose and runs the tests that should find them: `make mutations`."""
