@@ -6,7 +6,8 @@ import pytest
 from pydantic import Field, ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from inferflux.common.process.settings import ServiceSettings, TargetAddresses, load, misspelt
+from inferflux.common.process.setting_kinds import TargetAddresses
+from inferflux.common.process.settings import ServiceSettings, load, misspelt
 
 
 class WorkerSettings(ServiceSettings):

@@ -13,7 +13,7 @@ from inferflux.common.contract.requests.images import MAX_IMAGES
 from inferflux.common.http.http_addresses import parse_networks
 from inferflux.common.http.http_client import HttpClient
 from inferflux.common.http.http_settings import check_networks
-from inferflux.common.process.settings import (
+from inferflux.common.process.setting_kinds import (
     ByteCount,
     ListenAddress,
     OptionalListenAddress,
@@ -21,8 +21,8 @@ from inferflux.common.process.settings import (
     OptionalSubjectToken,
     TargetAddresses,
     listed,
-    setting,
 )
+from inferflux.common.process.settings import setting
 from inferflux.common.process.tls import ServerTls, TlsFiles
 
 from .answers.store import AnswerLimits

@@ -10,7 +10,8 @@ from pydantic_settings import SettingsConfigDict
 from inferflux.common.calls.audit.settings import AuditSettings
 from inferflux.common.contract.callers.api_key import is_well_formed
 from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
-from inferflux.common.process.settings import ListenAddress, OptionalPath, SubjectToken, listed, setting
+from inferflux.common.process.setting_kinds import ListenAddress, OptionalPath, SubjectToken, listed
+from inferflux.common.process.settings import setting
 
 from .decide.decisions.settings import DecisionSettings
 from .decide.keys import OWN_TENANT

@@ -8,7 +8,8 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from inferflux.common.contract.partitions import SHARDS
-from inferflux.common.process.settings import ServiceSettings, SubjectToken, setting, unique_name
+from inferflux.common.process.setting_kinds import SubjectToken
+from inferflux.common.process.settings import ServiceSettings, setting, unique_name
 
 from .core.lifecycle.fairness import FairnessSettings
 from .core.order.queue_policies import PolicyName

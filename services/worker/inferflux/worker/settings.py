@@ -12,15 +12,14 @@ from inferflux.common.contract.messages import hosts
 from inferflux.common.contract.requests import worker_pools
 from inferflux.common.http.http_client import check_url
 from inferflux.common.http.http_settings import HttpClientSettings
-from inferflux.common.process.settings import (
+from inferflux.common.process.setting_kinds import (
     ByteCount,
     OptionalPath,
     OptionalSubjectToken,
     SubjectToken,
     listed,
-    setting,
-    unique_name,
 )
+from inferflux.common.process.settings import setting, unique_name
 
 from .files.device_wish import (
     MOST_GPUS,

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from inferflux.common.process.settings import OptionalPath, ServiceSettings, listed, setting
+from inferflux.common.process.setting_kinds import OptionalPath, listed
+from inferflux.common.process.settings import ServiceSettings, setting
 from inferflux.common.process.tls import ClientTls, TlsFiles
 
 from .http_addresses import parse_networks

@@ -9,7 +9,7 @@ import grpc.aio
 from inferflux.api.channel_options import PING_EVERY_MS
 from inferflux.common.calls import grpc_client
 from inferflux.common.calls.grpc_options import Option
-from inferflux.common.process.settings import listed
+from inferflux.common.process.setting_kinds import listed
 from inferflux.common.process.tls import ClientTls, TlsFiles
 
 # A connection on which a ping is not answered for this long is given up.

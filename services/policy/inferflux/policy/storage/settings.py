@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, SecretStr, model_validator
 
-from inferflux.common.process.settings import OptionalPath, ServiceSettings, setting
+from inferflux.common.process.setting_kinds import OptionalPath
+from inferflux.common.process.settings import ServiceSettings, setting
 
 from .file import PATH
 from .sealed import PASSPHRASE, TAKES_CLEAR

@@ -22,7 +22,7 @@ from inferflux.common.http.http_client import HttpClient
 from inferflux.common.http.http_proxies import Proxies
 from inferflux.common.http.http_settings import CA_VARIABLE
 from inferflux.common.process.child.parent_death import exit_with_parent
-from inferflux.common.process.settings import listed
+from inferflux.common.process.setting_kinds import listed
 from inferflux.common.process.tls import ClientTls, TlsFiles
 
 from .folder import StoreFolder

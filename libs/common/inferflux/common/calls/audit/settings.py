@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, SecretStr
 
-from inferflux.common.process.settings import OptionalPath, ServiceSettings, setting
+from inferflux.common.process.setting_kinds import OptionalPath
+from inferflux.common.process.settings import ServiceSettings, setting
 
 _MIN_KEY_LENGTH = 16
 DIR_VARIABLE = "INFERFLUX_AUDIT_DIR"

@@ -11,7 +11,7 @@ from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.http.http_client import HttpClient
 from inferflux.common.process import logs
 from inferflux.common.process.lifecycle import Shutdown
-from inferflux.common.process.settings import listed
+from inferflux.common.process.setting_kinds import listed
 from inferflux.policy.metrics import DecisionMetrics
 
 from .chain import Asked, Decisions

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, SecretStr, model_validator
 
 from inferflux.common.http.http_client import check_url
 from inferflux.common.http.http_settings import HttpClientSettings
-from inferflux.common.process.settings import OptionalPath, listed, setting
+from inferflux.common.process.setting_kinds import OptionalPath, listed
+from inferflux.common.process.settings import setting
 
 BUILTIN = "builtin"
 OPA = "opa"
