@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 
 import pytest
+from harness.profiles import examples
 from harness.scheduler_jobs import make_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,6 +163,19 @@ def test_an_idle_tenant_saves_up_no_credit_while_the_queue_is_empty_either() -> 
     assert shares.counter("late") == shares.counter("busy") == 1000
 
 
+def test_a_tenant_that_was_served_long_ago_has_saved_up_no_credit_when_it_returns() -> None:
+    shares = TenantShares()
+    policy = Fair(AGING_S, shares)
+    once = make_job(1, tenant="idle")
+    policy.push(once)
+    policy.push(make_job(2, tenant="busy"))
+    policy.charge("idle", 10, 0)
+    policy.discard(once)
+    policy.charge("busy", 1000, 0)
+    policy.push(make_job(3, tenant="idle"))
+    assert shares.counter("idle") == shares.counter("busy") == 1000
+
+
 def test_what_a_tenant_was_served_beyond_its_share_it_still_owes_when_it_returns() -> None:
     policy = make_fair()
     first, again = make_job(1, tenant="a"), make_job(2, tenant="a", priority=9)
@@ -212,6 +226,7 @@ STEP = st.tuples(
 )
 
 
+@settings(max_examples=examples(500))
 @given(st.lists(STEP, max_size=120))
 def test_shares_are_the_papers_counters(steps: list[tuple[str, int, int]]) -> None:
     """Against the same rules without any index: every counter is looked at each time."""
