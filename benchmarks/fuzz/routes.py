@@ -12,7 +12,7 @@ from inferflux.gateway.http.anthropic import bodies as anthropic_bodies
 from inferflux.gateway.http.front.bodies import Body
 from inferflux.gateway.http.front.routes import ADMIN, ROUTES, RouteRule
 from inferflux.gateway.http.ollama import bodies as ollama_bodies
-from inferflux.gateway.http.openai import bodies
+from inferflux.gateway.http.openai import bodies, text_bodies
 
 from .messages import FLOATS, INTEGERS, TEXTS
 
@@ -44,7 +44,7 @@ def known_fields() -> list[str]:
     """List the fields of every body, and of what is in bodies."""
     models = (
         kind
-        for api in (bodies, anthropic_bodies, ollama_bodies)
+        for api in (bodies, text_bodies, anthropic_bodies, ollama_bodies)
         for kind in vars(api).values()
         if isinstance(kind, type)
     )

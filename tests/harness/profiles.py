@@ -10,11 +10,9 @@ _FEWEST = 20
 
 def register() -> None:
     """Register both, and load `quick`: `--hypothesis-profile=whole` loads the other before tests are read."""
-    for name, examples in ((QUICK, 30), (WHOLE, 100)):
+    for name in (QUICK, WHOLE):
         # How long an example takes says how busy the machine is.
-        settings.register_profile(
-            name, deadline=None, max_examples=examples, suppress_health_check=[HealthCheck.too_slow]
-        )
+        settings.register_profile(name, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile(QUICK)
 
 
