@@ -69,6 +69,7 @@ async def test_up_serves_until_ctrl_c_and_leaves_no_process(
     assert "inferctl up" in (await run("chat", "hi", env=env)).stderr
 
 
+@pytest.mark.long
 async def test_the_key_stays_the_same_over_restarts(
     demo_model: Path, state_dir: Path, env: dict[str, str]
 ) -> None:
@@ -96,6 +97,7 @@ async def test_up_names_a_misspelt_variable_and_takes_the_disk_folder_it_is_give
         assert not (state_dir / "kv").exists()
 
 
+@pytest.mark.long
 async def test_a_second_up_is_told_of_the_first(demo_model: Path, env: dict[str, str]) -> None:
     async with up(env=env, model=demo_model) as terminal:
         await terminal.see("nats")
@@ -168,6 +170,7 @@ async def test_a_hostile_model_is_refused_in_one_line(
     await all_gone(state_dir)
 
 
+@pytest.mark.long
 async def test_a_process_that_dies_while_starting_is_shown_with_its_last_words(
     demo_model: Path, state_dir: Path, env: dict[str, str]
 ) -> None:
@@ -190,6 +193,7 @@ async def test_ctrl_c_while_starting_ends_everything(
     await all_gone(state_dir)
 
 
+@pytest.mark.long
 async def test_a_second_ctrl_c_ends_at_once(demo_model: Path, state_dir: Path, env: dict[str, str]) -> None:
     async with up(env=env, model=demo_model) as terminal:
         await terminal.see("Ctrl-C ends it")
@@ -241,6 +245,7 @@ async def test_the_demo_streams_an_answer_and_leaves_nothing(demo_model: Path, t
     await all_gone(aside)
 
 
+@pytest.mark.long
 async def test_two_demos_at_once_do_not_meet(demo_model: Path, tmp_path: Path) -> None:
     both = await asyncio.gather(
         *(run("demo", "--model", str(demo_model), env={"TMPDIR": str(tmp_path)}) for _ in range(2))

@@ -9,6 +9,7 @@ from typing import Any
 
 import requests
 from harness.gateway import GatewayProcess
+from harness.profiles import examples
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -33,7 +34,8 @@ CHECKS = [
     ignored_auth,
     unsupported_method,
 ]
-EXAMPLES = 25
+# Each is a request to a gateway.
+EXAMPLES = examples(25, fewest=5)
 
 
 async def call_described(

@@ -16,7 +16,7 @@ def register() -> None:
     settings.load_profile(QUICK)
 
 
-def examples(whole: int) -> int:
-    """Examples of a test that has `whole` of them in that profile: a fifth, 20 or more, in `quick`."""
+def examples(whole: int, *, fewest: int = _FEWEST) -> int:
+    """Examples of a test that has `whole` of them in that profile: a fifth, `fewest` or more, in `quick`."""
     is_whole = settings.get_current_profile_name() == WHOLE
-    return whole if is_whole else min(whole, max(_FEWEST, whole // 5))
+    return whole if is_whole else min(whole, max(fewest, whole // 5))

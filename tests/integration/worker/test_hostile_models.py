@@ -33,6 +33,8 @@ from inferflux.v1 import engine_pb2, scheduler_pb2
 from inferflux.worker.files.model_file import ModelFileError, probe_model_file
 from inferflux.worker.processes.engine_host import EngineHost, EngineLoadError
 
+pytestmark = pytest.mark.long
+
 GOOD = tiny_model()
 QUERY = GOOD.tensors["blk.0.attn_q.weight"]
 VOCABULARY = "tokenizer.ggml"

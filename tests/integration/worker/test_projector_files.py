@@ -22,6 +22,8 @@ from harness.projectors import (
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.worker.files.mmproj_file import Projection, probe_projection, read_projection
 
+pytestmark = pytest.mark.long
+
 _PLAIN, _IN_A_PLANE = "llama", "qwen2vl"
 
 

@@ -177,6 +177,7 @@ def test_short_files_of_a_level_are_one_row() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_run_writes_what_its_files_take_and_prints_the_house_before_its_last_line(tmp_path: Path) -> None:
     file = tmp_path / "new" / "durations.tsv"
     options = ["-q", "--house", f"--durations-by-file={file}", "-p", "no:cacheprovider", "-n", "1"]

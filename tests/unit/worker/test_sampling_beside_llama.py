@@ -23,6 +23,8 @@ from inferflux.worker.engine.sampling.dry import Dry
 from inferflux.worker.engine.sampling.sampling import Sampler
 from inferflux.worker.engine.sampling.sampling_rows import choose_tokens
 
+pytestmark = pytest.mark.long
+
 Logits = NDArray[np.float32]
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
