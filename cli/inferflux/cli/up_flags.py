@@ -28,8 +28,7 @@ class UpCommand(TyperCommand):
         for flag in (arg.partition("=")[0] for arg in args):
             if flag in _GONE:
                 raise CommandError(
-                    f"{flag} is gone: compose starts clusters (docker-compose.fleet.yml, docs/fleet.md); "
-                    "INFERFLUX_NATS_URL and INFERFLUX_REDIS_URL name those that `inferctl up` is to use"
+                    f"{flag} is gone: compose starts clusters (docker-compose.fleet.yml, docs/fleet.md)"
                 )
         return super().parse_args(ctx, args)
 
@@ -192,8 +191,6 @@ class UpFlags:
         return StackOptions(
             model=chosen.path,
             model_name=self.model_name or chosen.name,
-            nats_url=os.environ.get("INFERFLUX_NATS_URL", ""),
-            redis_url=os.environ.get("INFERFLUX_REDIS_URL", ""),
             policies=self.policies,
             zones=zones_of(self.zones),
             state_dir=state_dir,

@@ -24,8 +24,6 @@ from inferflux.common.contract.errors import PermissionDenied, Unavailable
 from inferflux.common.servers import nats_users
 from inferflux.v1 import tokens_pb2
 
-pytestmark = pytest.mark.long
-
 
 class LoneNats:
     """The nats-server of a stack, and the state directory that says so."""

@@ -28,8 +28,6 @@ from inferflux.v1 import generation_pb2, policy_pb2
 
 from .conftest import StartPolicy
 
-pytestmark = pytest.mark.long
-
 Servers = SentinelServers | ClusterServers
 
 # Which of policy's keys is lost with its server.
@@ -76,6 +74,7 @@ async def until_refused(policy: PolicyProcess, secret: str) -> Unavailable:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_a_lost_primary_loses_no_key_revokes_none_less_and_settles_nothing_twice(
     servers: Servers, start_policy: StartPolicy, how: str
@@ -135,6 +134,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[ClusterServers]:
         yield running
 
 
+@pytest.mark.long
 async def test_while_a_slot_moves_a_key_is_revoked_for_good_or_not_at_all(
     cluster: ClusterServers, start_policy: StartPolicy
 ) -> None:
@@ -156,6 +156,7 @@ async def test_while_a_slot_moves_a_key_is_revoked_for_good_or_not_at_all(
     assert (await policy.admit(second.secret)).tenant == "acme"
 
 
+@pytest.mark.long
 async def test_while_a_slot_moves_limits_refuse_or_count_and_never_begin_anew(
     cluster: ClusterServers, start_policy: StartPolicy
 ) -> None:
@@ -179,6 +180,7 @@ async def test_while_a_slot_moves_limits_refuse_or_count_and_never_begin_anew(
     assert isinstance(from_rpc(await refusal(policy.admit(made.secret, is_counted=True))), ResourceExhausted)
 
 
+@pytest.mark.long
 async def test_a_primary_that_is_cut_off_from_the_others_refuses_every_call(
     cluster: ClusterServers, start_policy: StartPolicy
 ) -> None:

@@ -22,8 +22,6 @@ from inferflux.worker.engine.kv.compaction import Compaction, MoveCost
 from inferflux.worker.engine.llama.native import Backend
 from inferflux.worker.files.kv_types import KvType
 
-pytestmark = pytest.mark.long
-
 CELLS = 1024
 ANSWER_TOKENS = 30
 DRAW = np.random.default_rng(5)

@@ -24,8 +24,6 @@ from inferflux.worker.engine.llama.loading import LoadError
 from inferflux.worker.engine.llama.native import Backend
 from inferflux.worker.files.kv_types import NUMBER_TYPES, KvType, KvTypes
 
-pytestmark = pytest.mark.long
-
 CELLS = 1024
 ANSWER_TOKENS = 24
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(300, 2000, 40)]
@@ -57,6 +55,7 @@ def test_every_type_takes_what_ggml_says() -> None:
     assert NUMBER_TYPES["q8_0"].bytes_of(33) == 68, "blocks are whole"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NUMBER_TYPES)
 def test_a_model_answers_with_every_type_of_cache(name: KvType) -> None:
     backend = load(kv_type_k=name, kv_type_v=name)
@@ -68,6 +67,7 @@ def test_a_model_answers_with_every_type_of_cache(name: KvType) -> None:
     assert len(served.tokens["one"]) == ANSWER_TOKENS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keys", "values"),
     [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f16"), ("f16", "q8_0"), ("bf16", "bf16")],
@@ -114,6 +114,7 @@ def test_state_of_another_type_is_foreign() -> None:
         assert "type" in str(refused.value)
 
 
+@pytest.mark.long
 def test_state_that_was_rotated_is_foreign_where_rotation_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, quantized = load().identity, load(kv_type_k="q8_0").identity
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
@@ -121,6 +122,7 @@ def test_state_that_was_rotated_is_foreign_where_rotation_is_off(monkeypatch: py
     assert load(kv_type_k="q8_0").identity.difference(quantized) == "is_rotated"
 
 
+@pytest.mark.long
 def test_a_long_prompt_is_prefilled_apart_where_only_keys_are_quantized() -> None:
     assert load(kv_type_k="q8_0", prefill_cells=512).prefill_cells == 512
     off = load(kv_type_v="q8_0", prefill_cells=512)
@@ -140,6 +142,7 @@ def test_types_that_a_model_cannot_have_are_refused_by_name(tmp_path: Path) -> N
         load(path, kv_type_v="q4_0")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("values", ["f16", "q8_0"])
 def test_bytes_are_filled_and_not_exceeded(values: KvType) -> None:
     of_one = load(kv_type_v=values, kv_cells=256).kv_bytes // 256
@@ -150,6 +153,7 @@ def test_bytes_are_filled_and_not_exceeded(values: KvType) -> None:
     assert backend.context_length == 768
 
 
+@pytest.mark.long
 def test_bytes_that_are_too_few_for_one_sequence_are_refused_with_both_numbers() -> None:
     of_one = load(kv_cells=256).kv_bytes // 256
     for context_length, least in ((0, 256), (600, 768)):
@@ -160,17 +164,20 @@ def test_bytes_that_are_too_few_for_one_sequence_are_refused_with_both_numbers()
         assert f"takes {of_one * least} bytes" in str(refused.value)
 
 
+@pytest.mark.long
 def test_bytes_beyond_the_memory_are_refused_by_name() -> None:
     with pytest.raises(LoadError, match=r"INFERFLUX_WORKER_KV_BYTES is \d+: .* GiB are free"):
         load(kv_bytes=1 << 50)
 
 
+@pytest.mark.long
 def test_a_model_without_cells_is_not_sized_in_bytes(tmp_path: Path) -> None:
     path = recurrent_model().write(tmp_path / "recurrent.gguf")
     with pytest.raises(LoadError, match=r"INFERFLUX_WORKER_KV_BYTES is 1000000: .*KV_CELLS"):
         load(path, kv_bytes=1_000_000)
 
 
+@pytest.mark.long
 async def test_a_worker_is_sized_in_bytes_and_says_what_its_cache_takes(
     nats_url: str, tmp_path: Path
 ) -> None:

@@ -23,8 +23,6 @@ from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.step.core import Engine
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-pytestmark = pytest.mark.long
-
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "inferflux-demo.gguf"
 TOKENS = np.random.default_rng(1).integers(300, 2000, 601).astype(np.int32)
 

@@ -14,8 +14,6 @@ from benchmarks.same_answer.trial import STATES, Trial, prompts_of
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.llama.native import Backend
 
-pytestmark = pytest.mark.long
-
 each_model = pytest.mark.parametrize("name", NAMES)
 PROMPTS, ANSWER = 2, 10
 
@@ -42,6 +40,7 @@ def trial(name: str) -> tuple[Trial, list[list[int]]]:
 
 
 @each_model
+@pytest.mark.long
 @pytest.mark.parametrize("state", STATES)
 def test_the_same_answer_comes_again(name: str, state: str) -> None:
     tried, expected = trial(name)
@@ -79,6 +78,7 @@ def test_several_wait_for_room_and_all_are_answered() -> None:
     assert all(served.tokens[name] == served.tokens[f"{name}-alone"] for name in prompts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_the_models", [False, True])
 def test_a_model_that_cannot_says_so_and_goes_on(is_the_models: bool) -> None:
     own = backend.__wrapped__("demo", flash_attention=False)  # an engine begins with an empty cache

@@ -20,8 +20,6 @@ from inferflux.worker.engine.llama.pinned_state import StateBytes
 from inferflux.worker.engine.llama.sharing_trial import find_sharing
 from inferflux.worker.engine.llama.trial import Deviation, deviation, trial_tokens
 
-pytestmark = pytest.mark.long
-
 # Of a state's head: magic number, sequence id, streams, cells.
 _HEAD_BYTES = 16
 each_model = pytest.mark.parametrize("name", NAMES)
@@ -33,6 +31,7 @@ def backend(name: str) -> Backend:
 
 
 @each_model
+@pytest.mark.long
 def test_rounding_is_no_defect(name: str) -> None:
     loaded = backend(name)
     assert loaded.prefill_context_error == ""
@@ -62,6 +61,7 @@ def end_early(context: Context, seq_id: int) -> None:
 
 
 @each_model
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [drop_one, take_another, end_early], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("into_main", [True, False], ids=["to-main", "from-main"])
 def test_a_prefill_context_whose_cells_do_not_arrive_is_found(
@@ -109,6 +109,7 @@ class Shifted:
 
 
 @each_model
+@pytest.mark.long
 def test_keys_that_are_rotated_for_another_position_are_found(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

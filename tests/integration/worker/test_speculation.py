@@ -34,8 +34,6 @@ from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.plan.speculation import Course
 from inferflux.worker.engine.step.drafting import Drafting
 
-pytestmark = pytest.mark.long
-
 OFF, NGRAM = generation_pb2.SPECULATION_OFF, generation_pb2.SPECULATION_NGRAM
 DRAFT = generation_pb2.SPECULATION_DRAFT
 SOURCES = pytest.mark.parametrize("source", [NGRAM, DRAFT], ids=["ngram", "draft"])
@@ -120,6 +118,7 @@ def sure_answer(wanted: worker_pb2.BatchItem) -> list[int]:
 
 
 @SOURCES
+@pytest.mark.long
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
     "sampling",
@@ -137,6 +136,7 @@ def test_an_answer_is_the_same_with_drafts(
     assert said(world) == said(alone(wanted))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [{"temperature": 1.2, "seed": 5}, SAMPLED | PENALIZED])
 def test_a_draft_model_draws_with_the_noise_and_the_penalties_of_the_request(
     sampling: dict[str, Any],
@@ -150,6 +150,7 @@ def test_a_draft_model_draws_with_the_noise_and_the_penalties_of_the_request(
         assert world.accepted == world.drafted > 60
 
 
+@pytest.mark.long
 def test_repeated_text_takes_a_fraction_of_the_steps() -> None:
     world = served(NGRAM)
     world.run(item(TEXTS[1]))
@@ -158,6 +159,7 @@ def test_repeated_text_takes_a_fraction_of_the_steps() -> None:
     assert world.accepted < world.drafted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_stop_string_ends_an_accepted_run_where_it_stands(text: str) -> None:
     whole = said(alone(item(text)))[1]
@@ -170,6 +172,7 @@ def test_a_stop_string_ends_an_accepted_run_where_it_stands(text: str) -> None:
 
 
 @SOURCES
+@pytest.mark.long
 def test_sequences_beside_each_other_keep_to_their_own_drafts(
     source: generation_pb2.Speculation.ValueType,
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_preempted_answer_goes_on_with_drafts(source: generation_pb2.Speculati
 
 
 @SOURCES
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [{}, SAMPLED | PENALIZED], ids=["greedy", "sampled"])
 def test_an_answer_that_moves_to_another_worker_goes_on_with_drafts(
     sampling: dict[str, Any], source: generation_pb2.Speculation.ValueType
@@ -230,6 +234,7 @@ def test_a_cached_prompt_and_answer_are_gone_on_from_with_drafts() -> None:
         assert world.tokens["again"] == plain.tokens["again"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [recurrent_model, hybrid_model, sliding_window_model])
 def test_a_model_of_which_no_tail_can_be_removed_answers_without_drafts(make: Any, tmp_path: Any) -> None:
     backend = load(make().write(tmp_path / "m.gguf"), kv_cells=1024)
@@ -249,6 +254,7 @@ def test_steps_are_timed_by_their_rows_and_leave_nothing_behind() -> None:
     assert backend.positions(0) == (-1, -1)
 
 
+@pytest.mark.long
 def test_an_answer_goes_on_without_a_draft_model_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = demo().new_draft_model(config(str(DRAFT_MODEL)))
     decode, calls = failing._context.decode_runs, itertools.count()
@@ -271,6 +277,7 @@ def test_an_answer_goes_on_without_a_draft_model_that_fails(monkeypatch: pytest.
         assert world.tokens[name] == sure_answer(one)
 
 
+@pytest.mark.long
 def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() -> None:
     made = demo().new_draft_model(config(str(DRAFT_MODEL)))
     made._free = made._free[:2]
@@ -285,6 +292,7 @@ def test_more_sequences_than_the_draft_model_has_room_for_answer_all_the_same() 
     assert (made._places, len(made._free)) == ({}, 2)
 
 
+@pytest.mark.long
 def test_sequences_that_share_a_prompt_of_the_model_draft_only_as_the_draft_model_has_cells() -> None:
     """The model has the shared prompt once, the draft model has it for each."""
     small = DraftModel(
@@ -324,6 +332,7 @@ def lengths(drafts: list[list[int] | None]) -> list[int | None]:
     return [None if draft is None else len(draft) for draft in drafts]
 
 
+@pytest.mark.long
 def test_a_long_prompt_is_computed_in_as_many_parts_as_steps_have_time_for() -> None:
     model = demo().new_draft_model(config(str(DRAFT_MODEL)))
     # In steps of fewer than 64 rows, so with the same bits.
@@ -340,6 +349,7 @@ def test_a_long_prompt_is_computed_in_as_many_parts_as_steps_have_time_for() -> 
     assert ready == at_once
 
 
+@pytest.mark.long
 def test_a_draft_ends_before_the_end_of_the_answer() -> None:
     model = demo().new_draft_model(config(str(DRAFT_MODEL)))
     whole = drafts_of(model, sequence(range(5, 35)))[0]

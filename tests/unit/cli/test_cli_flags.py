@@ -95,11 +95,11 @@ def test_a_flag_that_started_a_cluster_is_refused_with_where_clusters_are_starte
     assert "\n" not in str(result.exception)
 
 
-@pytest.mark.parametrize(("nats", "redis"), [("", ""), ("nats://a:1,nats://b:2", ""), ("", "redis://c:3/0")])
-def test_servers_that_the_environment_names_are_those_of_the_stack(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nats: str, redis: str
+def test_a_stack_has_servers_of_its_own_whatever_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("INFERFLUX_NATS_URL", nats)
-    monkeypatch.setenv("INFERFLUX_REDIS_URL", redis)
+    """Else a shell with a fleet's URLs has `inferctl up` join the fleet."""
+    monkeypatch.setenv("INFERFLUX_NATS_URL", "nats://a:1,nats://b:2")
+    monkeypatch.setenv("INFERFLUX_REDIS_URL", "redis://c:3/0")
     options = UpFlags(model="demo", state_dir=tmp_path).options()
-    assert (options.nats_url, options.redis_url) == (nats, redis)
+    assert (options.nats_url, options.redis_url) == ("", "")
