@@ -401,6 +401,20 @@ async def test_reflection_lists_the_services(served: Served) -> None:
     assert "grpc.health.v1.Health" in names
 
 
+async def test_a_server_without_reflection_describes_nothing() -> None:
+    server = build_server()
+    port = await server.start("127.0.0.1:0", has_reflection=False)
+    try:
+        async with channel(f"127.0.0.1:{port}") as connected:
+            stub = reflection_pb2_grpc.ServerReflectionStub(connected)
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await anext(aiter(stub.ServerReflectionInfo(iter([request]))))
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(0)
+
+
 async def test_an_address_without_a_host_is_every_interface() -> None:
     server = build_server()
     port = await server.start(":0")

@@ -11,7 +11,6 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from harness.certificates import Certificates, serial_shown
 
 from inferflux.common.calls import grpc_client
@@ -208,17 +207,3 @@ def test_files_that_cannot_be_used_stop_the_start_and_name_the_setting(tmp_path:
         ServerTls(files)
     assert refused.value.field == "INFERFLUX_TLS_CERT"
     assert str(files.key) in refused.value.message
-
-
-async def test_a_server_that_speaks_tls_does_not_describe_its_methods(
-    start: Start, certificates: Certificates
-) -> None:
-    port = await start(certificates.server())
-    credentials = channel_credentials(ClientTls(certificates.client())).current()
-    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
-        assert await asked(channel) is grpc.StatusCode.OK
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await anext(aiter(stub.ServerReflectionInfo(iter([request]))))
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

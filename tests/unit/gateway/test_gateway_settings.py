@@ -8,14 +8,16 @@ import pytest
 from harness.certificates import Certificates
 
 from inferflux.common.process.settings import load
+from inferflux.common.process.tls import ServerTls
 from inferflux.gateway.settings import GatewaySettings
 
 
+@pytest.mark.parametrize("name", ["ANSWER_CACHE_BYTES", "ANSWER_CACHE_TENANT_BYTES"])
 def test_the_answer_cache_is_sized_with_units_as_the_workers_memory_is(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv("INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES", "10MB")
-    assert GatewaySettings().answer_cache_bytes == 10_000_000
+    monkeypatch.setenv(f"INFERFLUX_GATEWAY_{name}", "10MB")
+    assert getattr(GatewaySettings(), name.lower()) == 10_000_000
 
 
 @pytest.mark.parametrize("value", ["10 apples", "-1", "lots"])
@@ -71,6 +73,19 @@ def test_clients_see_the_certificate_that_is_for_them(
     assert settings.server_tls is not None
     # Clients prove themselves with keys: the CA of services is not asked of them.
     assert settings.server_tls.files == of_services.server("gateway")
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "over_tls"), [("", True, False), ("on", True, True), ("off", False, False)]
+)
+def test_reflection_is_off_over_tls_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, plain: bool, over_tls: bool
+) -> None:
+    if value:
+        monkeypatch.setenv("INFERFLUX_GRPC_REFLECTION", value)
+    settings = load(GatewaySettings)
+    tls = ServerTls(Certificates.made(tmp_path).server())
+    assert (settings.has_reflection(None), settings.has_reflection(tls)) == (plain, over_tls)
 
 
 @pytest.mark.parametrize(

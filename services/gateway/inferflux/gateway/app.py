@@ -73,6 +73,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
             settings.listen,
             variable="INFERFLUX_GATEWAY_LISTEN",
             tls=tls,
+            has_reflection=settings.has_reflection(tls),
         )
         log.info("serving", port=port, metrics_port=probe.port, http_port=http.port)
 
@@ -165,7 +166,7 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         services,
         tracer,
         max_text_bytes=settings.max_text_bytes,
-        max_resume_window_s=int(settings.tokens_max_age_s),
+        max_resume_window_s=settings.max_resume_window_s,
         images=ImageIntake(bus, http, settings.image_limits, file_path=files.path),
         zone=settings.zone,
     )

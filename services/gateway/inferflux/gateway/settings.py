@@ -120,6 +120,12 @@ class GatewaySettings(AuditSettings):
         ge=0,
         le=100_000,
     )
+    max_resume_window_s: int = setting(
+        300,
+        "longest resume window that a request may ask for; the replay stream should keep tokens for as long",
+        ge=0,
+        le=86_400,
+    )
     # gRPC itself refuses messages above 16 MiB.
     max_text_bytes: int = setting(4 << 20, "bytes of all texts of one request together", ge=1, le=15 << 20)
     needs_model: bool = setting(
@@ -134,6 +140,9 @@ class GatewaySettings(AuditSettings):
         "`256MB`; 0: no answer is kept",
         ge=0,
         ordinary=True,
+    )
+    answer_cache_tenant_bytes: ByteCount = setting(
+        0, "the same for each tenant. 0: all of it; the tenant with most of it loses answers first", ge=0
     )
     answer_cache_lifetime_s: float = setting(
         3600.0,
@@ -271,9 +280,11 @@ class GatewaySettings(AuditSettings):
 
     @property
     def answer_limits(self) -> AnswerLimits:
-        # A tenant may have all of it: the one with most of it loses answers first.
-        n_bytes = self.answer_cache_bytes
-        return AnswerLimits(max_bytes=n_bytes, tenant_bytes=n_bytes, lifetime_s=self.answer_cache_lifetime_s)
+        return AnswerLimits(
+            max_bytes=self.answer_cache_bytes,
+            tenant_bytes=self.answer_cache_tenant_bytes or self.answer_cache_bytes,
+            lifetime_s=self.answer_cache_lifetime_s,
+        )
 
     @property
     def relay_limits(self) -> RelayLimits:

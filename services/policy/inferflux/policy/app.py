@@ -93,6 +93,7 @@ async def _serve(
             settings.listen,
             variable="INFERFLUX_POLICY_LISTEN",
             tls=tls,
+            has_reflection=settings.has_reflection(tls),
         )
         log.info("serving", port=port, metrics_port=probe.port)
         background.start(

@@ -43,12 +43,14 @@ class GrpcServer:
         """Announce a service, e.g. "inferflux.v1.ModelService", in health and reflection."""
         self._names.append(descriptor_name)
 
-    async def start(self, listen: str, *, variable: str = "", tls: ServerTls | None = None) -> int:
+    async def start(
+        self, listen: str, *, variable: str = "", tls: ServerTls | None = None, has_reflection: bool = True
+    ) -> int:
         """Bind and serve; health says NOT_SERVING until `set_serving(True)`.
 
         Args:
-            tls: None serves plain text, and has the server describe its methods (reflection) to those who may
-                call that.
+            tls: None serves plain text.
+            has_reflection: whether it describes its methods to those who may call that.
 
         Returns:
             The bound port.
@@ -56,7 +58,7 @@ class GrpcServer:
         Raises:
             Unavailable: the address cannot be bound; names it, and `variable` when given.
         """
-        if tls is None:
+        if has_reflection:
             reflection.enable_server_reflection(
                 [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.server
             )

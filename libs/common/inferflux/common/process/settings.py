@@ -169,6 +169,12 @@ class ServiceSettings(BaseSettings):
         "CA of the certificates that callers of policy must show (mutual TLS), PEM; unset: none is asked for",
         variable="INFERFLUX_TLS_CLIENT_CA",
     )
+    reflection: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "whether gRPC servers describe their methods (reflection) to callers with the scope `models`; "
+        "`auto`: without TLS only",
+        variable="INFERFLUX_GRPC_REFLECTION",
+    )
     metrics_listen: ListenAddress = setting(
         "127.0.0.1:0",
         "host:port of `/metrics`, `/livez`, `/readyz` and `/healthz`; port 0 takes a free one and logs it",
@@ -298,6 +304,10 @@ class ServiceSettings(BaseSettings):
         if self.tls_cert is None:
             return None
         return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca))
+
+    def has_reflection(self, tls: ServerTls | None) -> bool:
+        """True if a gRPC server describes its methods."""
+        return self.reflection == "on" or (self.reflection == "auto" and tls is None)
 
     @property
     def stream_limits(self) -> StreamLimits:

@@ -1,7 +1,7 @@
 """What a request must be like before anything is done for it. Pure; every error names its field.
 
-A resume window is at most as long as tokens are kept (INFERFLUX_TOKENS_MAX_AGE_S). The ranges of priority and
-params are in `common/contract/requests/generation_limits.py`, what an administrator may ask for in
+A resume window is from 0 to INFERFLUX_GATEWAY_MAX_RESUME_WINDOW_S. The ranges of priority and params are in
+`common/contract/requests/generation_limits.py`, what an administrator may ask for in
 `common/contract/models/admin_limits.py`.
 """
 
