@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import pytest
 import redis.asyncio
 
 from inferflux.common.redis import store
@@ -19,8 +20,15 @@ from inferflux.policy.storage.table import Edits
 
 PASSPHRASE_OF_TESTS = "a-passphrase-of-tests"
 OTHER_PASSPHRASE = "another-passphrase-of-tests"
-# Each kind once, in clear or encrypted: `test_storage_encryption` has others.
-NAMES = ("redis", "file", "sqlite-encrypted", "postgres")
+# Each kind once, in clear or encrypted; the others of a kind with `make test-all`.
+NAMES = (
+    "redis",
+    "file",
+    "sqlite-encrypted",
+    "postgres",
+    pytest.param("redis-encrypted", marks=pytest.mark.long),
+    pytest.param("sqlite", marks=pytest.mark.long),
+)
 _FAST = 1 << 14
 _TIMEOUT_S = 10.0
 
