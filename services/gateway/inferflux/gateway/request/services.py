@@ -13,7 +13,7 @@ from inferflux.gateway.metrics import GatewayMetrics
 from inferflux.gateway.policy.ledger import Ledger, Settles
 from inferflux.gateway.policy.reservations import Reservations, Reserves
 from inferflux.gateway.stream.canceller import Canceller
-from inferflux.gateway.stream.reader import Readers
+from inferflux.gateway.stream.reader import ReaderServices
 from inferflux.gateway.stream.readers import ReaderReports
 from inferflux.gateway.stream.relay import RelayLimits
 from inferflux.gateway.stream.stream_guards import FetchesGuards, StreamGuards
@@ -41,7 +41,7 @@ class Services:
 
     queue: JobQueue
     tokens: TokenStreams
-    readers: Readers
+    readers: ReaderServices
     accounts: Accounts
     guards: StreamGuards
     streams: Streams
@@ -72,7 +72,7 @@ class Services:
         return cls(
             queue=JobQueue(bus),
             tokens=TokenStreams(bus, relay_limits, metrics.bad),
-            readers=Readers(reports, canceller, background),
+            readers=ReaderServices(reports, canceller, background),
             accounts=Accounts(Reservations(policy), Ledger(policy, background, trail), metrics, trail),
             guards=StreamGuards(policy),
             streams=streams,

@@ -20,7 +20,7 @@ _RETRIES = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Readers:
+class ReaderServices:
     """How readers of this gateway are reported, and requests without one cancelled."""
 
     reports: ReaderReports
@@ -41,7 +41,7 @@ class Reader:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: ReaderServices,
         tenant: str,
         request_id: str,
         *,

@@ -302,9 +302,9 @@ class Planner:
 
     @staticmethod
     def _charge_prompt(job: Job, queue: ModelQueue) -> None:
-        if job.account.prompt is None:
+        if job.charged.prompt is None:
             tokens = max(0, job.prompt_tokens - job.cached_on.get(job.worker_id or "", 0))
-            job.account.charge_prompt(tokens)
+            job.charged.charge_prompt(tokens)
             queue.policy.charge(job.key.tenant, tokens, 0)
 
     def _assign(self, job: Job, worker: WorkerSlots, *, is_alone: bool) -> None:

@@ -129,7 +129,7 @@ class WorkerReports:
 
     def _charge(self, job: Job) -> list[Action]:
         """Set the tokens generated since the last time to its tenant's account."""
-        tokens = job.account.charge_generated(job.known_tokens)
+        tokens = job.charged.charge_generated(job.known_tokens)
         if not tokens:
             return []
         if (queue := self._state.queue.models.get(job.model)) is not None:
@@ -142,7 +142,7 @@ class WorkerReports:
         Args:
             cached: prompt tokens that the worker did have.
         """
-        queue, charged = self._state.queue.models.get(job.model), job.account.prompt
+        queue, charged = self._state.queue.models.get(job.model), job.charged.prompt
         if queue is None or charged is None:
             return
         owed = job.prompt_tokens - min(cached, job.prompt_tokens) - charged

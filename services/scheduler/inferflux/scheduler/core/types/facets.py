@@ -216,7 +216,7 @@ class Stay:
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class Charged:
     """Tokens that its tenant has been charged."""
 
     # Less than the prompt when a worker was thought to have some of it cached; None before it had a place.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inferflux.common.contract import epochs
 from inferflux.v1 import scheduler_pb2
 
-from .facets import NO_RETRIES, Account, Replay, Retries, Stay, Wait
+from .facets import NO_RETRIES, Charged, Replay, Retries, Stay, Wait
 
 if TYPE_CHECKING:
     from .readers import Readers
@@ -109,7 +109,7 @@ class Job:
     stay: Stay = field(default_factory=Stay)
     retries: Retries = NO_RETRIES
     replay: Replay = field(default_factory=Replay)
-    account: Account = field(default_factory=Account)
+    charged: Charged = field(default_factory=Charged)
     # None for a job whose readers no gateway reports.
     readers: Readers | None = None
 
