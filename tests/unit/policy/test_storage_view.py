@@ -18,6 +18,7 @@ from inferflux.policy.decide.keys import ApiKeyRecord
 from inferflux.policy.storage.last_used import RedisLastUsed
 from inferflux.policy.storage.table import KEY, RULES, Changes, Edits, Row
 from inferflux.policy.storage.tables.keys import TableKeys
+from inferflux.policy.storage.tables.rows import key_row
 from inferflux.policy.storage.tables.view import MAX_AGE_S, Rows, View
 
 A, B = Row(KEY, "a"), Row(KEY, "b")
@@ -34,19 +35,21 @@ class MemoryTable:
         self.is_busy = False
         self.is_unconfirmed = False
         self.gate: asyncio.Event | None = None
+        self.confirmed: asyncio.Event | None = None
 
     async def open(self) -> None: ...
 
     async def changes(self, since: int) -> Changes:
+        """What has changed by now, told when the gate is open."""
         self.n_reads += 1
+        small = {row: value for row, value in self.rows.items() if row.kind != RULES}
+        is_changed = since != self.revision
+        changes = Changes(self.revision, small if is_changed else {}, is_whole=is_changed)
         if self.gate is not None:
             await self.gate.wait()
         if self.is_away:
             raise Unavailable("away", reason="STORE_UNAVAILABLE")
-        small = {row: value for row, value in self.rows.items() if row.kind != RULES}
-        return Changes(
-            self.revision, {} if since == self.revision else small, is_whole=since != self.revision
-        )
+        return changes
 
     async def large(self, rows: Sequence[Row]) -> list[str | None]:
         return [self.rows.get(row) for row in rows]
@@ -59,6 +62,8 @@ class MemoryTable:
             if value is not None:
                 self.rows[row] = value
         self.revision = revision
+        if self.confirmed is not None:
+            await self.confirmed.wait()
         if self.is_unconfirmed:
             raise Unavailable("written", reason="NOT_REPLICATED")
         return True
@@ -94,6 +99,11 @@ def view(table: MemoryTable, clock: Clock) -> View:
 async def put(table: MemoryTable, row: Row) -> None:
     """As another process would."""
     assert await table.write({row: "{}"}, expected=table.revision, revision=table.revision + 1)
+
+
+async def until_read(table: MemoryTable, n_reads: int) -> None:
+    while table.n_reads < n_reads:
+        await asyncio.sleep(0)
 
 
 async def test_rows_are_read_again_when_they_are_a_quarter_of_a_second_old(
@@ -163,6 +173,39 @@ async def test_a_first_key_that_another_process_has_made_meanwhile_is_the_only_o
     await bootstrap.ensure()
     assert not (tmp_path / "key").exists()
     assert await Keys(view).all_keys() == [other]
+
+
+async def test_a_new_key_is_found_whatever_is_read_meanwhile(table: MemoryTable, view: View) -> None:
+    record = ApiKeyRecord("0f" * 32, "acme", "new", ("inference",), 7)
+    await view.rows()
+    table.gate = asyncio.Event()
+    reading = asyncio.create_task(view.read())
+    await until_read(table, 2)
+    assert await table.write(dict([key_row(record)]), expected=0, revision=1)  # as another process would
+    finding = [asyncio.create_task(Keys(view).find(record.digest)) for _ in range(50)]
+    await asyncio.sleep(0)
+    table.gate.set()
+    assert await asyncio.gather(*finding) == [record] * 50
+    await reading
+    assert table.n_reads == 3
+
+
+async def test_a_new_row_is_found_beside_a_change_of_this_process(table: MemoryTable, view: View) -> None:
+    table.confirmed = asyncio.Event()
+    changing = asyncio.create_task(view.change(lambda _rows, _revision: ({A: "{}"}, None)))
+    while not table.revision:
+        await asyncio.sleep(0)
+    table.rows[B], table.revision = (
+        "{}",
+        table.revision + 1,
+    )  # another process, before this one has its answer
+    table.gate = asyncio.Event()
+    finding = asyncio.create_task(view.rows_with(B))
+    await until_read(table, 2)
+    table.confirmed.set()
+    await changing
+    table.gate.set()
+    assert sorted((await finding)[KEY]) == ["a", "b"]
 
 
 async def test_calls_at_once_share_one_read_and_its_error(

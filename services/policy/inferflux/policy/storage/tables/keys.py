@@ -31,9 +31,7 @@ class TableKeys:
 
     async def find(self, digest: str) -> ApiKeyRecord | None:
         """The key that has a secret of this digest: the gateway's hot path."""
-        if digest not in (await self._view.rows()).get(KEY, {}):
-            await self._view.read()  # another process may have made it just now
-        rows = (await self._view.rows()).get(KEY, {})
+        rows = (await self._view.rows_with(Row(KEY, digest))).get(KEY, {})
         value = rows.get(digest)
         if value is None:
             return None

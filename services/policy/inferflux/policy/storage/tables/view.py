@@ -64,6 +64,13 @@ class View:
             self._reading.add_done_callback(_retrieve)
         await asyncio.shield(self._reading)
 
+    async def rows_with(self, row: Row) -> Rows:
+        """The same, read anew where this one is not there: another process may have made it just now."""
+        rows = await self.rows()
+        if row.name not in rows.get(row.kind, {}):
+            await self._read_anew()
+        return self._rows
+
     async def large(self, rows: Sequence[Row]) -> list[str | None]:
         return await self._table.large(rows)
 
@@ -96,10 +103,17 @@ class View:
                         return result
         raise Unavailable("others change the policy store all the time: try again", reason="STORE_BUSY")
 
+    async def _read_anew(self) -> None:
+        """Read what has changed by now: a read that is under way may have begun before."""
+        if self._reading is not None and not self._reading.done():
+            await asyncio.shield(self._reading)
+        await self.read()
+
     async def _read(self) -> None:
         asked_at, since = self._clock(), self._revision
         changes = await self._table.changes(since)
-        if self._revision == since:  # else a change of this process came first: the next read has both
+        # Else a change of this process is newer.
+        if self._revision == since or changes.revision > self._revision:
             self._apply(changes)
             self._read_at = asked_at
 
