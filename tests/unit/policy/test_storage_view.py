@@ -19,7 +19,7 @@ from inferflux.policy.storage.last_used import RedisLastUsed
 from inferflux.policy.storage.table import KEY, RULES, Changes, Edits, Row
 from inferflux.policy.storage.tables.keys import TableKeys
 from inferflux.policy.storage.tables.rows import key_row
-from inferflux.policy.storage.tables.view import MAX_AGE_S, Rows, View
+from inferflux.policy.storage.tables.view import MAX_AGE_S, MAX_MISSED, Rows, View
 
 A, B = Row(KEY, "a"), Row(KEY, "b")
 
@@ -206,6 +206,33 @@ async def test_a_new_row_is_found_beside_a_change_of_this_process(table: MemoryT
     await changing
     table.gate.set()
     assert sorted((await finding)[KEY]) == ["a", "b"]
+
+
+async def test_a_row_that_is_missing_is_not_looked_for_with_each_call(
+    table: MemoryTable, clock: Clock, view: View
+) -> None:
+    await view.rows()
+    for _ in range(50):
+        await view.rows_with(A)
+    assert table.n_reads == 2
+    await put(table, A)
+    assert B.name not in (await view.rows_with(B))[KEY]
+    assert A.name in (await view.rows_with(A))[KEY]  # a read for another row has brought it
+    clock.now_s += MAX_AGE_S
+    await put(table, B)
+    assert B.name in (await view.rows_with(B))[KEY]
+
+
+async def test_as_many_missing_rows_are_remembered_as_may_be(table: MemoryTable, view: View) -> None:
+    rows = [Row(KEY, str(i)) for i in range(MAX_MISSED + 1)]
+    for row in rows:
+        await view.rows_with(row)
+    n_reads = table.n_reads
+    for row in rows[1:]:
+        await view.rows_with(row)
+    assert table.n_reads == n_reads
+    await view.rows_with(rows[0])
+    assert table.n_reads == n_reads + 1
 
 
 async def test_calls_at_once_share_one_read_and_its_error(

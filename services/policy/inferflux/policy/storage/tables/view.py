@@ -15,6 +15,8 @@ from inferflux.policy.storage.table import LARGE, Changes, Edits, Row, Table
 
 # What other processes have changed is seen after this time, and the time of one read.
 MAX_AGE_S = 0.25
+# Rows that are remembered as missing.
+MAX_MISSED = 4096
 # A change that others came before with is decided anew, at most so often. From the second time on it has a
 # turn of its own: those who never pause would come first each time.
 _ATTEMPTS = 100
@@ -43,6 +45,8 @@ class View:
         self._rows: dict[str, dict[str, str]] = {}
         self._revision = 0
         self._read_at = -math.inf
+        # When rows were looked for that are not there, in this order.
+        self._missed: dict[Row, float] = {}
         self._reading: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
 
@@ -65,10 +69,21 @@ class View:
         await asyncio.shield(self._reading)
 
     async def rows_with(self, row: Row) -> Rows:
-        """The same, read anew where this one is not there: another process may have made it just now."""
+        """The same, read anew where this one is not there: another process may have made it just now.
+
+        One that was missed is not looked for again for `MAX_AGE_S`.
+        """
         rows = await self.rows()
-        if row.name not in rows.get(row.kind, {}):
-            await self._read_anew()
+        asked_at = self._clock()
+        is_missed = asked_at - self._missed.get(row, -math.inf) < MAX_AGE_S
+        if row.name in rows.get(row.kind, {}) or is_missed:
+            return rows
+        await self._read_anew()
+        self._missed.pop(row, None)
+        if row.name not in self._rows.get(row.kind, {}):
+            self._missed[row] = asked_at
+            if len(self._missed) > MAX_MISSED:
+                del self._missed[next(iter(self._missed))]
         return self._rows
 
     async def large(self, rows: Sequence[Row]) -> list[str | None]:
