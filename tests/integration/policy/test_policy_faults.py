@@ -17,7 +17,7 @@ from harness.servers import ServerProcess
 from inferflux.cli.stack.servers import free_port
 from inferflux.common.contract.errors import Unavailable, from_rpc
 from inferflux.policy.decide import keys
-from inferflux.policy.storage.tables.view import MAX_AGE_S
+from inferflux.policy.decide.guardrails.store import MAX_AGE_S
 from inferflux.policy.storage.usage_store import UsageStore
 from inferflux.v1 import generation_pb2, policy_pb2
 

@@ -15,7 +15,7 @@ import pytest
 from harness.policy import PolicyProcess, bearer, refusal
 
 from inferflux.common.contract.errors import from_rpc
-from inferflux.policy.storage.tables.view import MAX_AGE_S
+from inferflux.policy.decide.guardrails.store import MAX_AGE_S
 from inferflux.v1 import guardrails_pb2, policy_pb2
 
 from .conftest import Running, StartPolicy

@@ -14,12 +14,13 @@ import pytest
 from inferflux.common.contract.errors import Aborted, Unavailable
 from inferflux.policy.bootstrap import GENERATED, Bootstrap
 from inferflux.policy.decide import keys
+from inferflux.policy.decide.guardrails.store import MAX_AGE_S
 from inferflux.policy.decide.keys import ApiKeyRecord
 from inferflux.policy.storage.last_used import RedisLastUsed
 from inferflux.policy.storage.table import KEY, RULES, Changes, Edits, Row
 from inferflux.policy.storage.tables.keys import TableKeys
 from inferflux.policy.storage.tables.rows import key_row
-from inferflux.policy.storage.tables.view import MAX_AGE_S, MAX_MISSED, Rows, View
+from inferflux.policy.storage.tables.view import MAX_MISSED, Rows, View
 
 A, B = Row(KEY, "a"), Row(KEY, "b")
 

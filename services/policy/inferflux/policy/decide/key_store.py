@@ -12,7 +12,7 @@ from .roles import Role
 class KeyStore(Protocol):
     """Keys by the digest of a secret and by their id, and roles by name.
 
-    What one process writes, all others read within a second. A change names the version it was made from, and
+    What one process writes, all others read within 0.25 s. A change names the version it was made from, and
     is not written where that is no longer the stored one. Every method raises Unavailable when the store does
     not answer in time.
     """

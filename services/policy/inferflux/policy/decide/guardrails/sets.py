@@ -10,10 +10,7 @@ from inferflux.common.text.guardrails.cache import CompiledCache, SetKey
 from inferflux.common.text.guardrails.compiled import CompiledRules
 from inferflux.common.text.guardrails.rules import parse_rules
 
-from .store import GuardrailStore, Index, Name
-
-# A change holds everywhere after this time.
-_RETRY_S = 0.25
+from .store import MAX_AGE_S, GuardrailStore, Index, Name
 
 
 class GuardrailSets:
@@ -55,7 +52,7 @@ class GuardrailSets:
         (rules,) = await self._store.rules([Name(key.tenant, key.model)])
         if rules is None:
             message = f"the guardrails {key.name} were deleted meanwhile"
-            raise Unavailable(message, reason="GUARDRAILS_CHANGED", retry_delay_s=_RETRY_S)
+            raise Unavailable(message, reason="GUARDRAILS_CHANGED", retry_delay_s=MAX_AGE_S)
         try:
             compiled = await asyncio.to_thread(CompiledRules, parse_rules(rules), key.name)
         except InvalidArgument as error:

@@ -16,6 +16,9 @@ from inferflux.v1 import guardrails_pb2
 
 MAX_SETS = 1000
 
+MAX_AGE_S = 0.25
+"""What one process has changed, in any store, others see after this time, and that of one read."""
+
 Rules = guardrails_pb2.GuardrailRules
 Summary = guardrails_pb2.GuardrailsSummary
 
@@ -84,7 +87,7 @@ class Index:
 
 
 class GuardrailStore(Protocol):
-    """Sets of rules by name. What one process writes, others read within a second. Every method raises
+    """Sets of rules by name. What one process writes, others read within `MAX_AGE_S`. Every method raises
     Unavailable when the store does not answer in time.
     """
 

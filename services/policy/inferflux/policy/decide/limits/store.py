@@ -9,7 +9,7 @@ from .rules import RateLimit
 
 
 class RateLimitStore(Protocol):
-    """Limits by subject. What one process writes, others read within a second. Every method raises
+    """Limits by subject. What one process writes, others read within 0.25 s. Every method raises
     Unavailable when the store does not answer in time.
     """
 

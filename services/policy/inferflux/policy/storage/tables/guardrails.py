@@ -25,7 +25,7 @@ from .view import Rows, View
 
 
 class TableGuardrails:
-    """A `GuardrailStore`. What other processes have changed holds here within a second."""
+    """A `GuardrailStore`. What other processes have changed holds here within 0.25 s."""
 
     def __init__(self, view: View) -> None:
         self._view = view

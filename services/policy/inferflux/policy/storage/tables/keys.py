@@ -18,7 +18,7 @@ log = logs.get()
 
 
 class TableKeys:
-    """A `KeyStore`. What other processes have changed holds here within a second.
+    """A `KeyStore`. What other processes have changed holds here within 0.25 s.
 
     Args:
         now_ms: the time, in ms since 1970.

@@ -13,7 +13,7 @@ from .view import Rows, View
 
 
 class TableRateLimits:
-    """A `RateLimitStore`. What other processes have changed holds here within a second."""
+    """A `RateLimitStore`. What other processes have changed holds here within 0.25 s."""
 
     def __init__(self, view: View) -> None:
         self._view = view

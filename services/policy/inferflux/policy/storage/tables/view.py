@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from inferflux.common.contract.errors import Unavailable
+from inferflux.policy.decide.guardrails.store import MAX_AGE_S
 from inferflux.policy.storage.table import LARGE, Changes, Edits, Row, Table
 
-# What other processes have changed is seen after this time, and the time of one read.
-MAX_AGE_S = 0.25
 # Rows that are remembered as missing.
 MAX_MISSED = 4096
 # A change that others came before with is decided anew, at most so often. From the second time on it has a
