@@ -11,7 +11,6 @@ import json
 import os
 import select
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,10 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from harness.starting_template import SIZE, STATUS
+
 from inferflux.cli.stack import process as stack_process
 
 SERVICES = tuple(f"inferflux.{service}" for service in ("gateway", "policy", "scheduler", "worker"))
-STATUS = struct.Struct("i")
 _TEMPLATE = Path(__file__).with_name("starting_template.py")
 _templates: dict[str, tuple[subprocess.Popen[bytes], socket.socket]] = {}
 _is_plain = False
@@ -66,7 +66,7 @@ class _Forked(subprocess.Popen[bytes]):
         asked = json.dumps([args[2:], str(Path.cwd()), dict(env), more[-2]]).encode()
         self._told, template_end = os.pipe()
         template = _template(args[2])
-        socket.send_fds(template, [struct.pack("I", len(asked))], [*streams, template_end])
+        socket.send_fds(template, [SIZE.pack(len(asked))], [*streams, template_end])
         template.sendall(asked)
         os.close(template_end)
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]

@@ -15,7 +15,8 @@ import struct
 import sys
 from importlib.util import find_spec
 
-STATUS = struct.Struct("i")
+# Of a request, before it; and of what is told of a child: its process id, then its status.
+SIZE, STATUS = struct.Struct("I"), struct.Struct("i")
 
 
 def serve(asking: socket.socket) -> list[str]:
@@ -32,12 +33,12 @@ def serve(asking: socket.socket) -> list[str]:
             reap(running)
         if asking.fileno() not in readable:
             continue
-        head, given, _, _ = socket.recv_fds(asking, 4, 4)
+        head, given, _, _ = socket.recv_fds(asking, SIZE.size, 4)
         if not head:
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
             sys.exit()
-        (size,) = struct.unpack("I", head)
+        (size,) = SIZE.unpack(head)
         asked = b""
         while len(asked) < size:
             asked += asking.recv(size - len(asked))
