@@ -33,6 +33,9 @@ from .shares_exchange import SharesExchange
 
 log = logs.get("scheduler")
 
+# Times that a held job says so before JetStream would deliver it again.
+_HOLDS_PER_ACK_WAIT = 3
+
 
 class Leader:
     """The core, and everything that reaches it and that it does, on one event loop.
@@ -230,7 +233,9 @@ class Leader:
 
     async def _consume_jobs(self) -> JobConsumer:
         return await self._bus.consume_jobs(
-            max_outstanding=self._settings.queue_limit, partition=self._partition
+            max_outstanding=self._settings.queue_limit,
+            ack_wait_s=_HOLDS_PER_ACK_WAIT * self.core.limits.hold_interval_s,
+            partition=self._partition,
         )
 
     async def _has_all_jobs(self) -> bool:

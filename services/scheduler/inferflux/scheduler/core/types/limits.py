@@ -37,7 +37,7 @@ class Limits:
     # A request outlives a gateway that stopped reporting a reader of it by this, or by its resume window if
     # that is longer; 0: for ever.
     unread_limit_s: float = 30.0
-    # A held job says so this often: a third of the bus's `ack_wait_s`.
+    # A held job says so this often: JetStream delivers it again after three times as long without a word.
     hold_interval_s: float = 20.0
     # Heartbeats in a row that must lack an accepted request before it counts as lost.
     mismatch_threshold: int = 2
