@@ -224,6 +224,31 @@ async def test_after_the_gateway_died_a_client_gets_the_rest_from_the_next(
     assert answer.text == expected.text
 
 
+async def test_what_a_dead_engine_had_published_is_there_again_after_nats_has_lost_it(
+    stack: Stack, client: Client
+) -> None:
+    expected = (await references(client))[0]
+    answer = Answer()
+    task = asyncio.create_task(client.ask(countdowns()[0], request_id="twice", answer=answer))
+    async with asyncio.timeout(30):
+        await answer.first_token.wait()
+    engine = child_of(stack.processes[answer.worker_ids[0]].pid, ENGINE)
+    assert engine is not None
+    os.kill(engine, signal.SIGKILL)
+    await task
+    assert len(answer.epochs) > 1
+    await stack.kill("gateway")  # it has read the answer
+    await stack.restart("nats")
+    await stack.restart("gateway")
+    fresh, again = Client(stack.endpoint, stack.api_key), Answer()
+    request = inference_pb2.ResumeRequest(request_id="twice")
+    async with asyncio.timeout(30):
+        async for response in fresh.inference.Resume(request, metadata=fresh.metadata(), wait_for_ready=True):
+            again.add(response.chunk)
+    await fresh.close()
+    assert_same([again], [expected])
+
+
 async def test_a_client_that_goes_away_frees_its_slot(stack: Stack, client: Client) -> None:
     running = Running(client, endless(), prefix="vanish")
     await running.started()

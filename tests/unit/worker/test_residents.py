@@ -275,3 +275,25 @@ def test_a_dead_engine_leaves_no_residents_and_takes_nothing() -> None:
     resident, _ = made.admit(item())
     assert made.clear() == [resident]
     assert refusal(made, item()) == worker_pb2.REFUSAL_REASON_NOT_READY
+
+
+def test_the_chunks_of_an_attempt_whose_engine_died_are_kept_before_those_of_the_next() -> None:
+    made = table()
+    first, _ = made.admit(item())
+    first.chunks += [b"0", b"1"]
+    made.left(made.clear(), now=10.0)
+    made.limits = LIMITS
+    second, _ = made.admit(item(epoch=2, generated=2))
+    second.chunks.append(b"2")
+    assert made.kept_chunks(11.0) == {first.subject: [b"0", b"1", b"2"]}
+    made.finish(second.key, 2, 12.0)
+    assert made.kept_chunks(13.0) == {first.subject: [b"0", b"1", b"2"]}
+
+
+def test_the_chunks_of_an_attempt_that_left_are_forgotten_after_a_while() -> None:
+    made = table()
+    resident, _ = made.admit(item())
+    resident.chunks.append(b"0")
+    made.left(made.clear(), now=10.0)
+    assert made.kept_chunks(10.0 + REMEMBERED_S) == {resident.subject: [b"0"]}
+    assert made.kept_chunks(10.1 + REMEMBERED_S) == {}

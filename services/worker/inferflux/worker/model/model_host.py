@@ -248,6 +248,7 @@ class ModelHost:
 
     def _discard(self, resident: Resident, why: str) -> None:
         self._shared.spans.left(resident, "dropped")
+        self.residents.left([resident], time.monotonic())
         request_log.left(resident, why)
         self._send_cancel(resident.key, is_silent=True)
 
@@ -258,6 +259,7 @@ class ModelHost:
     def hand_over(self) -> list[Resident]:
         """Take every resident request out: other workers go on with them."""
         left = self.residents.clear()
+        self.residents.left(left, time.monotonic())
         for resident in left:
             self._shared.spans.left(resident, "worker_left")
             request_log.left(resident, "worker_left")
@@ -366,6 +368,7 @@ class ModelHost:
         self._cache_reports.clear()
         self._clearing.on_engine_death()
         lost = self.residents.clear()
+        self.residents.left(lost, time.monotonic())
         self._shared.spans.lost(lost, why)
         for resident in lost:
             request_log.left(resident, "engine_died")

@@ -5,7 +5,8 @@ The table keeps identity, epoch and published chunks. Where a request is, only t
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from inferflux.common.contract import subjects
@@ -138,6 +139,8 @@ class ResidentTable:
         self.limits: Limits | None = None
         self._residents: dict[str, Resident] = {}
         self._finished: OrderedDict[str, tuple[float, Resident]] = OrderedDict()
+        # Those taken out before their end that have published something.
+        self._left: deque[tuple[float, Resident]] = deque()
         # Attempts, by key and attempt id.
         self._cancelled: OrderedDict[tuple[str, str], float] = OrderedDict()
 
@@ -264,10 +267,20 @@ class ResidentTable:
         self.limits = None
         return cleared
 
+    def left(self, residents: Iterable[Resident], now: float) -> None:
+        """Keep the chunks of requests that were taken out before their end: the next attempt goes on after
+        them, and does not publish them again."""
+        self._left += ((now, resident) for resident in residents if resident.chunks)
+
     def kept_chunks(self, now: float) -> dict[str, list[bytes]]:
-        """By token subject: the chunks of resident requests, and of those that finished lately."""
-        kept = self.all() + self.finished_lately(now)
-        return {resident.subject: list(resident.chunks) for resident in kept if resident.chunks}
+        """By token subject: the chunks of resident requests, and of those that finished or left lately, in
+        the order of their epochs."""
+        finished = self.finished_lately(now)
+        kept: dict[str, list[bytes]] = {}
+        for resident in (*(each for _, each in self._left), *finished, *self.all()):
+            if resident.chunks:
+                kept.setdefault(resident.subject, []).extend(resident.chunks)
+        return kept
 
     def cancel(self, key: str, attempt_id: str, now: float) -> Resident | None:
         """The request to cancel, if it is here; otherwise the notice is kept, should its attempt still come.
@@ -288,9 +301,11 @@ class ResidentTable:
         return resident if resident is not None and resident.epoch == epoch else None
 
     def _forget_until(self, then: float) -> None:
-        """Forget what finished or was cancelled before `then`."""
+        """Forget what finished, left or was cancelled before `then`."""
         while self._finished and next(iter(self._finished.values()))[0] < then:
             self._finished.popitem(last=False)
+        while self._left and self._left[0][0] < then:
+            self._left.popleft()
         while self._cancelled and next(iter(self._cancelled.values())) < then:
             self._cancelled.popitem(last=False)
 
