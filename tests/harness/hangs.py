@@ -14,6 +14,8 @@ import pytest
 
 # What a test has in each of its phases beyond the limit that pytest-timeout holds it to.
 BEYOND_S = 60.0
+# And where that limit is not for its fixtures, which build images of containers.
+FIXTURES_S = 3600.0
 STDERR = pytest.StashKey[int]()
 
 
@@ -26,7 +28,8 @@ def limit_of(item: pytest.Item) -> float:
     """Seconds that one phase of a test may take: its own limit or that of all tests, and `BEYOND_S`."""
     marker = item.get_closest_marker("timeout")
     own = marker.args[0] if marker and marker.args else None
-    return float(own or item.config.getini("timeout")) + BEYOND_S
+    beyond_s = FIXTURES_S if item.config.getini("timeout_func_only") else BEYOND_S
+    return float(own or item.config.getini("timeout")) + beyond_s
 
 
 def watch(item: pytest.Item) -> None:
