@@ -2,6 +2,9 @@
 
 A template per module imports it once, and forks: each start is a process of its own, with an environment of
 its own, which runs the module as `python -m` does. With `pytest --plain-starts`, `python -m` starts each.
+
+Times and limits that no deployment varies are constants. A test that would wait for one names it in the
+environment of a start (`patched`), and the new process has the test's value.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness.starting_template import SIZE, STATUS
+from harness.starting_template import PATCH, SIZE, STATUS
 
 from inferflux.cli.stack import process as stack_process
 
@@ -40,17 +43,32 @@ def adopt_stacks() -> None:
     setattr(stack_process, "subprocess", own)  # noqa: B010 - mypy takes it for a module's own name
 
 
+def patched(place: str, value: float) -> dict[str, Any]:
+    """The variable with which a service has another value for `module:CONSTANT`, or `module:CONSTANT.field`.
+
+    A start fails if there is no such constant, or one of another type. Values that were read while modules
+    were imported, as those of default arguments, stay.
+    """
+    return {PATCH + place: json.dumps(value)}
+
+
 def start(module: str, *arguments: str, env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:
     """`python -m MODULE ARGUMENTS`; `streams` are Popen's `stdin`, `stdout` and `stderr`."""
-    kind = subprocess.Popen if _is_plain else _Forked
-    return kind([sys.executable, "-m", module, *arguments], env=env, **streams)
+    start_one = _start_plain if _is_plain else _Forked
+    return start_one([sys.executable, "-m", module, *arguments], env=env, **streams)
 
 
 def start_command(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
     """A service as `inferctl up` starts it, which ends with its parent; anything else as it stands."""
     if _is_plain or command[-2:-1] != ["-m"] or command[-1] not in SERVICES:
-        return subprocess.Popen(command, **how)
+        return _start_plain(command, **how)
     return _Forked([sys.executable, *command[-2:]], **how)
+
+
+def _start_plain(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+    if command[-1] in SERVICES and any(name.startswith(PATCH) for name in how.get("env", ())):
+        command = [*command[:-2], str(_TEMPLATE), command[-1]]
+    return subprocess.Popen(command, **how)
 
 
 class _Forked(subprocess.Popen[bytes]):

@@ -1,4 +1,7 @@
-"""The process that `starting` forks services from: `python starting_template.py MODULE SOCKET`."""
+"""The process that `starting` forks services from: `python starting_template.py MODULE SOCKET`.
+
+Without SOCKET it runs MODULE itself, as `python -m` does, with constants that a test has other values for.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,14 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable, MutableMapping
+from dataclasses import replace
 from importlib.util import find_spec
 
 # Of a request, before it; and of what is told of a child: its process id, then its status.
 SIZE, STATUS = struct.Struct("I"), struct.Struct("i")
+# A variable of this and `module:CONSTANT`, or `module:CONSTANT.field`, has the constant's value in JSON.
+PATCH = "patch "
 
 
 def serve(asking: socket.socket) -> list[str]:
@@ -79,8 +86,26 @@ def reap(running: dict[int, int]) -> None:
             os.close(told)
 
 
+def patch_constants(env: MutableMapping[str, str], put: Callable[..., None] = setattr) -> None:
+    """Take the constants and their values out of an environment, and `put` each where it is defined.
+
+    A public constant is put into the modules that have imported it, too.
+    """
+    for variable in [name for name in env if name.startswith(PATCH)]:
+        module, _, place = variable.removeprefix(PATCH).partition(":")
+        constant, _, field = place.partition(".")
+        owner, value = importlib.import_module(module), json.loads(env.pop(variable))
+        before = getattr(owner, constant)
+        was = getattr(before, field) if field else before
+        assert type(was) is type(value), f"{variable} is {was!r}"
+        after = replace(before, **{field: value}) if field else value
+        for holder in [owner] if constant.startswith("_") else list(sys.modules.values()):
+            if getattr(holder, "__dict__", {}).get(constant) is before:
+                put(holder, constant, after)
+
+
 def main() -> None:
-    module, number = sys.argv[1:]
+    module, *number = sys.argv[1:]
     package = find_spec(module)
     assert package is not None
     sys.path.pop(0)
@@ -88,7 +113,8 @@ def main() -> None:
     importlib.import_module(f"{module}.__main__")
     sys.modules.pop(f"{module}.__main__")
     gc.freeze()
-    sys.argv = serve(socket.socket(fileno=int(number)))
+    sys.argv = serve(socket.socket(fileno=int(number[0]))) if number else [module]
+    patch_constants(os.environ)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
