@@ -18,7 +18,8 @@ from unittest.mock import patch
 import grpc.aio
 import pytest
 from harness.audit import AUDIT_KEY
-from harness.starting import start
+from harness.starting import patched, start
+from harness.starting_template import patch_constants
 from prometheus_client import CollectorRegistry
 
 from inferflux.cli.stack.servers import free_port
@@ -74,8 +75,8 @@ class PolicyProcess:
             "INFERFLUX_AUDIT_DIR": str(directory / "audit"),
             "INFERFLUX_AUDIT_KEY": AUDIT_KEY,
             "INFERFLUX_EXIT_WITH_PARENT": "true",
-            "INFERFLUX_POLICY_STORE_CHECK_INTERVAL_S": "0.1",
             "INFERFLUX_SERVICE_KEY": SERVICE_KEY,
+            **patched("inferflux.policy.app:_STORE_CHECK_INTERVAL_S", 0.1),
         } | variables
         self.process: subprocess.Popen[bytes] | None = None
         self.channel = grpc_client.channel(f"127.0.0.1:{self.port}")
@@ -212,10 +213,13 @@ class PolicyInLoop(PolicyProcess):
 
     _shutdown: Shutdown
     _served: asyncio.Task[None]
+    _patching: pytest.MonkeyPatch
 
     def start(self) -> None:
         self._shutdown = Shutdown()
-        with patch.dict(os.environ, self.environment):
+        environment, self._patching = dict(self.environment), pytest.MonkeyPatch()
+        patch_constants(environment, self._patching.setattr)
+        with patch.dict(os.environ, environment):
             settings = PolicySettings()
         self._served = asyncio.create_task(serve(settings, self._shutdown, CollectorRegistry()))
 
@@ -223,6 +227,7 @@ class PolicyInLoop(PolicyProcess):
         await self.channel.close()
         self._shutdown.request()
         await self._served
+        self._patching.undo()
 
     def _assert_alive(self) -> None:
         if self._served.done():

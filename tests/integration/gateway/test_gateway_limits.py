@@ -24,6 +24,7 @@ from harness.gateway import (
 from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
 from harness.servers import ServerProcess
+from harness.starting import patched
 from harness.websocket_client import WebSocket
 
 from inferflux.common.contract.errors import (
@@ -347,7 +348,10 @@ class PolicyThrough(PolicyProcess):
 async def short_lease(tmp_path: Path, valkey_url: str, admin_key: str) -> AsyncIterator[PolicyProcess]:
     """A policy process that gives back after 6 s what is not renewed: a busy machine holds a renewal up."""
     process = PolicyProcess(
-        tmp_path, valkey_url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin_key, INFERFLUX_POLICY_LEASE_S="6"
+        tmp_path,
+        valkey_url,
+        INFERFLUX_POLICY_BOOTSTRAP_KEY=admin_key,
+        **patched("inferflux.policy.app:_LEASE_S", 6.0),
     )
     process.start()
     await process.wait_ready()

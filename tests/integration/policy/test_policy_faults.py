@@ -13,6 +13,7 @@ import redis.asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from harness.policy import PolicyProcess, refusal, until
 from harness.servers import ServerProcess
+from harness.starting import patched
 
 from inferflux.cli.stack.servers import free_port
 from inferflux.common.contract.errors import Unavailable, from_rpc
@@ -210,7 +211,7 @@ async def test_an_admission_asks_redis_nothing_but_whether_anything_has_changed(
     policy = await start_policy(
         private_valkey.url,
         INFERFLUX_POLICY_BOOTSTRAP_KEY=secret,
-        INFERFLUX_POLICY_STORE_CHECK_INTERVAL_S="60",
+        **patched("inferflux.policy.app:_STORE_CHECK_INTERVAL_S", 60.0),
     )
     await policy.admit(secret)
     async with redis.asyncio.Redis.from_url(private_valkey.url) as client:

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from harness.policy import PolicyProcess, bearer, refusal, until
 from harness.servers import ServerProcess
+from harness.starting import patched
 
 from inferflux.common.contract.errors import InvalidArgument, from_rpc
 from inferflux.policy.decide import keys
@@ -251,7 +252,9 @@ async def test_what_is_not_renewed_is_given_back_and_what_is_renewed_stays(
 ) -> None:
     admin = keys.generate()
     policy = await start_policy(
-        private_valkey.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin, INFERFLUX_POLICY_LEASE_S="2"
+        private_valkey.url,
+        INFERFLUX_POLICY_BOOTSTRAP_KEY=admin,
+        **patched("inferflux.policy.app:_LEASE_S", 2.0),
     )
     one = Tenant(policy, await policy.create_key(admin))
     await policy.limit(admin, "tenant:acme", tokens_per_day=100, concurrent_requests=2)
@@ -276,7 +279,9 @@ async def test_time_without_policy_is_no_time_for_leases(
 
     async def start() -> PolicyProcess:
         return await start_policy(
-            private_valkey.url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin, INFERFLUX_POLICY_LEASE_S="2"
+            private_valkey.url,
+            INFERFLUX_POLICY_BOOTSTRAP_KEY=admin,
+            **patched("inferflux.policy.app:_LEASE_S", 2.0),
         )
 
     policy = await start()

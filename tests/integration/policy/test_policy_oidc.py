@@ -21,6 +21,7 @@ from harness.issuers import Provider, ScriptedIssuer, issuers_variables, scripte
 from harness.oidc_keys import SigningKey, claims_of, encoded, part
 from harness.policy import PolicyProcess, bearer, refusal, until
 from harness.servers import ServerProcess
+from harness.starting import patched
 
 from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.common.contract.errors import from_rpc
@@ -175,6 +176,7 @@ async def test_without_issuers_a_token_is_an_unknown_key(
 
 
 NOW = int(time.time())
+_RETRY_S = "inferflux.policy.settings:_KEY_TIMES.retry_s"
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ async def test_a_new_key_is_asked_for_and_one_that_was_taken_back_is_refused(
     serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
-        variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_RETRY_S": "0.2"}
+        variables = issuers_variables(fields_of(issuer)) | patched(_RETRY_S, 0.2)
         policy = await serve_policy(policy_valkey.url, **variables)
         old = good(issuer)
         await policy.admit(old)
@@ -384,7 +386,7 @@ async def test_unknown_keys_do_not_have_the_issuer_asked_again_and_again(
     serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
-        variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_RETRY_S": "600"}
+        variables = issuers_variables(fields_of(issuer)) | patched(_RETRY_S, 600.0)
         policy = await serve_policy(policy_valkey.url, **variables)
         await policy.admit(good(issuer))
         asked = len(issuer.asked)
@@ -476,7 +478,7 @@ async def test_a_new_key_of_an_issuer_that_is_slow_is_unavailable_and_not_wrong(
     serve_policy: StartPolicy, policy_valkey: ServerProcess
 ) -> None:
     async with scripted(RSA) as issuer:
-        variables = issuers_variables(fields_of(issuer)) | {"INFERFLUX_POLICY_OIDC_KEYS_RETRY_S": "0.1"}
+        variables = issuers_variables(fields_of(issuer)) | patched(_RETRY_S, 0.1)
         policy = await serve_policy(policy_valkey.url, **variables)
         await policy.admit(good(issuer))
         issuer.is_silent = True

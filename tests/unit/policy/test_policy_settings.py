@@ -53,7 +53,6 @@ def test_a_secret_that_is_refused_is_not_shown(
         ("INFERFLUX_POLICY_BOOTSTRAP_KEY", "letmein"),
         ("INFERFLUX_POLICY_STORE_TIMEOUT_S", "0"),
         ("INFERFLUX_POLICY_STORE_TIMEOUT_S", "soon"),
-        ("INFERFLUX_POLICY_STORE_CHECK_INTERVAL_S", "-1"),
         ("INFERFLUX_POLICY_SETTLED_MEMORY_S", "0"),
     ],
 )

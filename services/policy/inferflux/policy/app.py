@@ -46,6 +46,11 @@ if TYPE_CHECKING:
 
 # Between two writings of when keys were last used.
 _LAST_USED_EVERY_S = 5.0
+# Between two looks whether Redis and the storage answer: readiness is a second late at most.
+_STORE_CHECK_INTERVAL_S = 1.0
+# What a gateway reserved is given back when it has not renewed it for this long. It renews it three times as
+# often: one that comes late, as on a busy machine, costs nothing.
+_LEASE_S = 15.0
 # A lease that ran out is noticed within this part of a lease.
 _SWEEPS_PER_LEASE = 5
 
@@ -96,9 +101,7 @@ async def _serve(
             has_reflection=settings.has_reflection(tls),
         )
         log.info("serving", port=port, metrics_port=probe.port)
-        background.start(
-            _sweep(parts.limiter, metrics, shutdown, every_s=settings.lease_s / _SWEEPS_PER_LEASE)
-        )
+        background.start(_sweep(parts.limiter, metrics, shutdown, every_s=_LEASE_S / _SWEEPS_PER_LEASE))
         background.start(_write_last_used(parts.admin.last_used, shutdown))
         background.start(tokens.run_until(shutdown.requested))
         if opened.work is not None:
@@ -106,7 +109,7 @@ async def _serve(
         secret = settings.bootstrap_key.get_secret_value()
         bootstrap = Bootstrap(storage.keys, secret, path=settings.first_key_path)
         watch = StoreWatch(storage, parts.limiter, bootstrap, server, probe, metrics)
-        await watch.run_until(shutdown, interval_s=settings.store_check_interval_s)
+        await watch.run_until(shutdown, interval_s=_STORE_CHECK_INTERVAL_S)
         probe.set_ready("running", ok=False, detail="shutting down")
         await server.stop(settings.drain_limit_s)
         await parts.admin.last_used.write()
@@ -134,7 +137,7 @@ def _parts(
     limiter = Limiter(
         redis,
         guard,
-        lease_s=settings.lease_s,
+        lease_s=_LEASE_S,
         remember_s=settings.settled_memory_s,
         rules=storage.rate_limits,
     )

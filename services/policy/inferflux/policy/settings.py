@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import AfterValidator, SecretStr
@@ -18,6 +19,8 @@ from .decide.keys import OWN_TENANT
 from .decide.oidc.issuer import Issuers
 from .decide.oidc.key_cache import KeyTimes
 from .storage.settings import StorageSettings
+
+_KEY_TIMES = KeyTimes()
 
 
 def _well_formed(secret: SecretStr) -> SecretStr:
@@ -55,20 +58,12 @@ class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
     store_timeout_s: float = setting(
         0.5, "longest wait for Redis or another storage before a call is refused", gt=0, le=10
     )
-    store_check_interval_s: float = setting(
-        1.0, "how often the storage and Redis are checked for readiness", gt=0, le=60
-    )
+    # Longer than any resume window: a gateway that resumes a request settles it again.
     settled_memory_s: int = setting(
         3600,
         "how long a job is remembered after it was last settled, so that nothing of it counts twice",
         ge=1,
         le=86400,
-    )
-    lease_s: float = setting(
-        15.0,
-        "what a gateway reserved is given back when the gateway has not said for this long that it is there",
-        ge=1,
-        le=3600,
     )
     # Below what the scheduler calls urgent (INFERFLUX_FAIRNESS_HIGH_PRI), so that urgency is granted and not
     # taken.
@@ -92,24 +87,20 @@ class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
         "of objects; `INFERFLUX_POLICY_OIDC_ISSUERS_FILE` names a file with it. Empty: none",
         ordinary=True,
     )
-    oidc_keys_refresh_s: float = setting(300.0, "how often issuers are asked for their keys", ge=1, le=86_400)
+    oidc_keys_refresh_s: float = setting(
+        _KEY_TIMES.refresh_s, "how often issuers are asked for their keys", ge=1, le=86_400
+    )
     oidc_keys_stale_s: float = setting(
-        86_400.0,
+        _KEY_TIMES.stale_s,
         "how long keys of an issuer hold that does not answer; then its tokens are refused",
         ge=1,
         le=2_592_000,
-    )
-    oidc_keys_retry_s: float = setting(
-        10.0,
-        "an issuer is asked at most so often for a key that a token names and that it did not have",
-        gt=0,
-        le=3600,
     )
 
     @property
     def key_times(self) -> KeyTimes:
         """When issuers are asked for their keys."""
-        return KeyTimes(self.oidc_keys_refresh_s, self.oidc_keys_stale_s, self.oidc_keys_retry_s)
+        return replace(_KEY_TIMES, refresh_s=self.oidc_keys_refresh_s, stale_s=self.oidc_keys_stale_s)
 
     @property
     def service_certificates(self) -> list[str]:

@@ -15,7 +15,7 @@ class KeyTimes:
         refresh_s: keys are asked for again after this long.
         stale_s: keys of before hold for this long while the issuer is away.
         retry_s: between two questions that a token was the cause of: a key that is not there is not asked for
-            again and again.
+            again and again. A new key is waited for no longer than this.
     """
 
     refresh_s: float = 300.0
