@@ -11,6 +11,7 @@ from harness.gateway import Backend, Client, GatewayProcess, StartGateway
 from harness.http_client import HttpClient
 from harness.policy import PolicyProcess
 from harness.servers import ServerProcess
+from harness.starting import patched
 
 from inferflux.common.bus import Bus
 from inferflux.worker.files.model_file import read_model_file
@@ -85,9 +86,9 @@ async def gateway(
         tmp_path_factory.mktemp("gateway"),
         nats_url,
         f"127.0.0.1:{policy.port}",
-        INFERFLUX_GATEWAY_SILENCE_S="1",
         INFERFLUX_ZONE="north",
         INFERFLUX_REDIS_URL=valkey_url,
+        **patched("inferflux.gateway.request.services:_RELAY_LIMITS.silence_s", 1.0),
     )
     process.start()
     try:

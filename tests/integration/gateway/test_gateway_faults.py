@@ -23,6 +23,7 @@ from harness.gateway import (
 )
 from harness.policy import PolicyProcess
 from harness.servers import ServerProcess
+from harness.starting import patched
 
 from inferflux.common.bus import Bus, Message
 from inferflux.common.contract import errors, subjects
@@ -33,7 +34,9 @@ from inferflux.v1 import cluster_pb2, scheduler_pb2
 async def test_a_stream_outlives_a_restart_of_nats(
     start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
 ) -> None:
-    gateway = await start_gateway(private_nats.url, INFERFLUX_GATEWAY_SILENCE_S="1")
+    gateway = await start_gateway(
+        private_nats.url, **patched("inferflux.gateway.request.services:_RELAY_LIMITS.silence_s", 1.0)
+    )
     client = Client(gateway, key)
     stream = client.generate("restart-1")
     job = await private_backend.job("restart-1")
@@ -52,7 +55,9 @@ async def test_tokens_published_while_the_gateway_was_cut_off_are_made_up_for(
     start_gateway: StartGateway, private_nats: ServerProcess, private_backend: Backend, key: str
 ) -> None:
     """The last words of a request may be the ones that are lost."""
-    gateway = await start_gateway(private_nats.url, INFERFLUX_GATEWAY_SILENCE_S="0.5")
+    gateway = await start_gateway(
+        private_nats.url, **patched("inferflux.gateway.request.services:_RELAY_LIMITS.silence_s", 0.5)
+    )
     client = Client(gateway, key)
     stream = client.generate("restart-2")
     job = await private_backend.job("restart-2")
@@ -85,7 +90,9 @@ async def test_new_requests_are_served_after_a_restart_of_nats(
 async def test_lost_tokens_end_the_stream_in_bounded_time_and_cancel_the_request(
     start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
 ) -> None:
-    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_GAP_LIMIT_S="1")
+    gateway = await start_gateway(
+        nats_url, **patched("inferflux.gateway.request.services:_RELAY_LIMITS.gap_limit_s", 1.0)
+    )
     stream = Client(gateway, key).generate("lost-1")
     job = await backend.job("lost-1")
     await backend.say(job, tokens(0), tokens(2))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness.gateway import Backend, GatewayProcess, StartGateway, started, tokens, until
 from harness.http_client import HttpClient, chat_body
+from harness.starting import patched
 from harness.websocket_client import WebSocket
 
 from inferflux.gateway.http.front.json_size import MAX_NAMES, MAX_VALUES
@@ -349,7 +350,9 @@ async def test_a_flood_of_messages_on_a_websocket_ends_its_request_and_nothing_e
 async def test_a_websocket_that_stops_reading_is_cut_off_and_cancelled(
     start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
 ) -> None:
-    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_HTTP_SEND_LIMIT_S="0.5")
+    gateway = await start_gateway(
+        nats_url, **patched("inferflux.gateway.http.front.exchange:SEND_LIMIT_S", 0.5)
+    )
     async with WebSocket(gateway.http_port, key=key) as socket:
         socket.send({"prompt": "hello", "model": "demo"})
         request_id = (await socket.next())["request_id"]

@@ -11,6 +11,7 @@ import pytest
 from harness.gateway import Backend, GatewayProcess, StartGateway, tokens, until
 from harness.http_client import HttpClient, chat_body, openai_client
 from harness.policy import PolicyProcess
+from harness.starting import patched
 
 CHAT = "/v1/chat/completions"
 
@@ -228,7 +229,9 @@ async def test_calls_are_counted_by_path_and_status(http: HttpClient, gateway: G
 async def test_a_client_that_stops_reading_is_cut_off_and_cancelled(
     start_gateway: StartGateway, nats_url: str, backend: Backend, key: str
 ) -> None:
-    gateway = await start_gateway(nats_url, INFERFLUX_GATEWAY_HTTP_SEND_LIMIT_S="0.5")
+    gateway = await start_gateway(
+        nats_url, **patched("inferflux.gateway.http.front.exchange:SEND_LIMIT_S", 0.5)
+    )
     http = HttpClient(gateway.http_port, key)
     before = psutil.Process(gateway.pid).memory_info().rss
     async with http.connection() as connection:

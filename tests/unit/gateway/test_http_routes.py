@@ -19,7 +19,7 @@ def served() -> list[tuple[str, str]]:
     """Kind and path of everything that is served."""
     part = cast("Any", SimpleNamespace(tokens=None))
     methods = [AdminMethod.of(method, part) for method in ADMIN_METHODS]
-    app = build_app(part, part, part, part, part, part, part, methods, cors_origins=(), send_limit_s=1.0)
+    app = build_app(part, part, part, part, part, part, part, methods, cors_origins=())
     router: Any = cast("CORSMiddleware", app).app
     assert all(isinstance(route, Route | WebSocketRoute) for route in router.routes)
     return sorted((type(route).__name__, route.path) for route in router.routes)

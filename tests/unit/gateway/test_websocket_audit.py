@@ -56,7 +56,7 @@ async def test_a_request_whose_client_left_before_it_was_queued_has_its_line() -
 
     trail, client, unused = Trail(), Client(), cast("Any", None)
     bodies = BodyReader(cast("Any", Named()))
-    endpoint = WebSocketEndpoint(Edge(admit, unused, trail, send_limit_s=5), unused, bodies)
+    endpoint = WebSocketEndpoint(Edge(admit, unused, trail), unused, bodies)
     await endpoint({"type": "websocket", "headers": []}, client.receive, client.send)
     (line,) = trail.lines
     assert (line["event"], line["tenant"], line["method"]) == ("call", "acme", "WEBSOCKET /generate")
@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_before_its_handshake_is_answered_ends_it_as_
         raise ClientDisconnected
 
     trail, client, unused = Trail(), Client(), cast("Any", None)
-    endpoint = WebSocketEndpoint(Edge(admit, unused, trail, send_limit_s=5), unused, unused)
+    endpoint = WebSocketEndpoint(Edge(admit, unused, trail), unused, unused)
     with pytest.raises(ClientDisconnected):
         await endpoint({"type": "websocket", "headers": []}, client.receive, send)
     assert len(trail.lines) == (not is_admitted)

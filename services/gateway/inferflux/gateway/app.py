@@ -151,7 +151,6 @@ async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer
         metrics,
         trail,
         streams=Streams(settings.max_streams, settings.max_streams_per_tenant),
-        relay_limits=settings.relay_limits,
         answers=answers,
     )
     reporting = Background()
@@ -244,6 +243,5 @@ def _http_server(settings: GatewaySettings, gateway: _Gateway, probe: Probe, ser
         gateway.trail,
         served.methods,
         cors_origins=settings.cors_origins,
-        send_limit_s=settings.http_send_limit_s,
     )
     return HttpServer(app, trusted_proxies=settings.trusted_proxies)

@@ -27,11 +27,9 @@ from inferflux.common.process.tls import ServerTls, TlsFiles
 
 from .answers.store import AnswerLimits
 from .images.decoding import ImageLimits
-from .stream.relay import RelayLimits
 from .tokenizer.model_tokenizer import TokenizerLimits
 
 _IMAGES = ImageLimits()
-_RELAY = RelayLimits()
 _TOKENIZERS = TokenizerLimits()
 
 
@@ -68,12 +66,6 @@ class GatewaySettings(AuditSettings):
         "",
         "addresses or networks, comma-separated, whose `x-forwarded-for` and `x-forwarded-proto` say who "
         "calls over HTTP; empty: of none",
-    )
-    http_send_limit_s: float = setting(
-        30.0,
-        "a client over HTTP that takes nothing for this long is cut off, and its request cancelled",
-        gt=0,
-        le=3600,
     )
     front_tls_cert: OptionalPath = setting(
         None,
@@ -155,19 +147,6 @@ class GatewaySettings(AuditSettings):
         "longest wait for a look-up in the answer cache; then the answer is computed",
         gt=0,
         le=1,
-    )
-
-    gap_limit_s: float = setting(
-        _RELAY.gap_limit_s,
-        "a stream whose missing tokens stay missing for this long ends with an error",
-        gt=0,
-        le=600,
-    )
-    silence_s: float = setting(
-        _RELAY.silence_s,
-        "after this long without a chunk, the gateway asks the replay stream",
-        gt=0,
-        le=60,
     )
 
     tokenizer_processes: int = setting(
@@ -285,7 +264,3 @@ class GatewaySettings(AuditSettings):
             tenant_bytes=self.answer_cache_tenant_bytes or self.answer_cache_bytes,
             lifetime_s=self.answer_cache_lifetime_s,
         )
-
-    @property
-    def relay_limits(self) -> RelayLimits:
-        return RelayLimits(silence_s=self.silence_s, gap_limit_s=self.gap_limit_s)

@@ -70,16 +70,14 @@ def build_app(
     admin: Sequence[AdminMethod],
     *,
     cors_origins: Sequence[str],
-    send_limit_s: float,
 ) -> ASGIApp:
     """The application.
 
     Args:
         admin: what administrators call.
         cors_origins: whose pages may call from a browser; `*` is any.
-        send_limit_s: how long a client may take nothing.
     """
-    edge = Edge(admit, metrics, trail, send_limit_s=send_limit_s)
+    edge = Edge(admit, metrics, trail)
     created = int(time.time())
     answering, tokens = Answering(pipeline), pipeline.tokens
     bodies = BodyReader(models)

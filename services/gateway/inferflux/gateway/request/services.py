@@ -23,6 +23,7 @@ from .account import Accounts
 from .queue import JobQueue
 from .streams import Streams
 
+_RELAY_LIMITS = RelayLimits()
 # Longest wait for the scheduler to confirm a cancellation, or to say what it knows of a reader.
 _CANCEL_LIMIT_S = 2.0
 
@@ -58,7 +59,7 @@ class Services:
         trail: AuditTrail,
         *,
         streams: Streams,
-        relay_limits: RelayLimits,
+        relay_limits: RelayLimits | None = None,
         cancel_timeout_s: float = _CANCEL_LIMIT_S,
         answers: AnswerCache | None = None,
     ) -> Self:
@@ -71,7 +72,7 @@ class Services:
         canceller = Canceller(bus, background, timeout_s=cancel_timeout_s)
         return cls(
             queue=JobQueue(bus),
-            tokens=TokenStreams(bus, relay_limits, metrics.bad),
+            tokens=TokenStreams(bus, relay_limits or _RELAY_LIMITS, metrics.bad),
             readers=ReaderServices(reports, canceller, background),
             accounts=Accounts(Reservations(policy), Ledger(policy, background, trail), metrics, trail),
             guards=StreamGuards(policy),

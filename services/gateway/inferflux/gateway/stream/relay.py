@@ -55,10 +55,10 @@ class RelayLimits:
 
     Attributes:
         silence_s: after this long without a message, the replay buffer is asked; then after twice as long,
-            up to four times.
+            up to four times. A step is far shorter: what is silent so long may have been lost.
         silence_limit_s: after this long without a message, while NATS is connected, the stream ends with an
             error.
-        gap_limit_s: how long missing tokens may stay missing.
+        gap_limit_s: how long missing tokens may stay missing: NATS may start again meanwhile.
         gap_retry_s: how often they are asked for.
         drop_check_s: how often a silent stream looks whether its connection was lost.
         worker_s: how long a worker has to send again what is missing, before the replay buffer is asked.

@@ -61,16 +61,12 @@ class Edge:
     Args:
         admit: lets the holder of a key pass, by the scope that an endpoint needs.
         trail: gets a line for each call that needs a key.
-        send_limit_s: how long a client may take nothing.
     """
 
-    def __init__(
-        self, admit: Admit, counts: GatewayMetrics, trail: AuditTrail, *, send_limit_s: float
-    ) -> None:
+    def __init__(self, admit: Admit, counts: GatewayMetrics, trail: AuditTrail) -> None:
         self._admit = admit
         self.trail = trail
         self.counts = counts
-        self.send_limit_s = send_limit_s
         self.receiving = Receiving(_BODIES, grace_s=_BODY_GRACE_S, time_limit_s=_BODY_LIMIT_S)
 
     async def admit(self, scope: str, context: CallContext) -> Caller:
@@ -101,7 +97,7 @@ class Endpoint:
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, send_limit_s=self._edge.send_limit_s)
+        exchange = Exchange(scope, receive, send)
         logs.clear_request()
         error = await guarded(exchange, self._path, self._serve(exchange, scope["method"]))
         write_call(self._edge.trail, exchange.context, f"{scope['method']} {self._path}", error=error)

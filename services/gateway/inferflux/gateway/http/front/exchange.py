@@ -19,7 +19,8 @@ from inferflux.gateway.http.errors.shapes import shape_of
 from .json_size import COUNTED_FROM_BYTES, JsonSize
 from .unpacking import unpacker
 
-# A client that takes nothing for this long is cut off: its stream is cancelled.
+# A client that takes nothing for this long is cut off: its stream is cancelled. A stall that TCP
+# repairs is over by then.
 SEND_LIMIT_S = 30.0
 
 Idle = Callable[[], Awaitable[None]]
@@ -48,9 +49,7 @@ class Exchange:
         is_started: whether the status has been sent.
     """
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, *, send_limit_s: float = SEND_LIMIT_S
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.path_params: Mapping[str, Any] = scope.get("path_params", {})
         self.headers: dict[str, str] = {}
         self.is_started = False
@@ -65,7 +64,6 @@ class Exchange:
         """A stranger, by its address."""
         self._receive = receive
         self._send = send
-        self._send_limit_s = send_limit_s
         self._is_sending = False
         self._is_gone = False
         self._is_watching = False
@@ -242,7 +240,7 @@ class Exchange:
             return
         self._is_sending = True
         try:
-            async with asyncio.timeout(self._send_limit_s):
+            async with asyncio.timeout(SEND_LIMIT_S):
                 await self._send(message)
         except TimeoutError:
             self._is_gone = True

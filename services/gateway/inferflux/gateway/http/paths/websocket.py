@@ -31,7 +31,7 @@ from inferflux.common.process import logs, metrics
 from inferflux.common.process.tasks import off_loop_if_large
 from inferflux.gateway.http.errors.errors import in_words_of
 from inferflux.gateway.http.front.endpoint import Edge
-from inferflux.gateway.http.front.exchange import client_of, to_json
+from inferflux.gateway.http.front.exchange import SEND_LIMIT_S, client_of, to_json
 from inferflux.gateway.http.front.json_size import check_json_size
 from inferflux.gateway.http.openai import generate
 from inferflux.gateway.http.openai.bodies import GenerateBody
@@ -94,7 +94,7 @@ class WebSocketEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         logs.clear_request()
-        socket = _Socket(receive, send, send_limit_s=self._edge.send_limit_s)
+        socket = _Socket(receive, send)
         context = unread_context(client_of(scope))
         try:
             await receive()  # the handshake
@@ -170,10 +170,9 @@ def _record_of(context: CallContext) -> CallRecord:
 class _Socket:
     """One websocket."""
 
-    def __init__(self, receive: Receive, send: Send, *, send_limit_s: float) -> None:
+    def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._send_limit_s = send_limit_s
         self._is_accepted = False
         # What told that the client was gone before the handshake was answered.
         self.left_early: OSError | None = None
@@ -214,7 +213,7 @@ class _Socket:
 
     async def _put(self, message: Message) -> None:
         try:
-            async with asyncio.timeout(self._send_limit_s):
+            async with asyncio.timeout(SEND_LIMIT_S):
                 await self._send(message)
         except (TimeoutError, OSError) as gone:
             if not self._is_accepted:
