@@ -405,7 +405,7 @@ class WorkerWorld:
         self.cached = CachedSequences()
         self.model, self._host = model_host(self._bus, state=self.state, metrics=metrics, cached=self.cached)
         self.table = self.model.residents
-        self.heartbeat = Heartbeat(self._bus, self.state, self.model, interval_s=1.0)  # type: ignore[arg-type]
+        self.heartbeat = Heartbeat(self._bus, self.state, self.model)  # type: ignore[arg-type]
         self._intake = Intake(self._bus, self.state, self.model, self.heartbeat, self.bad)  # type: ignore[arg-type]
         ready = engine_pb2.EngineReady(
             slots=slots,

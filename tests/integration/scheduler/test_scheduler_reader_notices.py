@@ -7,6 +7,7 @@ import string
 
 import pytest
 from harness.scheduler_stage import Stage
+from harness.starting import patched
 
 from inferflux.common.bus.leaders import ask_who_has
 from inferflux.common.contract import subjects
@@ -74,7 +75,7 @@ async def test_bad_notices_about_readers_are_ignored(stage: Stage) -> None:
 
 async def test_a_request_without_a_reader_is_cancelled_wherever_it_is(theatre: Stage) -> None:
     """One runs, one waits; a third is read and goes on."""
-    await theatre.add_scheduler("s1", INFERFLUX_SCHEDULER_UNREAD_LIMIT_S="2")
+    await theatre.add_scheduler("s1", **patched("inferflux.scheduler.settings:_LIMITS.unread_limit_s", 2.0))
     worker = await theatre.add_worker("w1", slots=2)
     await theatre.submit("runs", attempt="a1")
     await theatre.submit("read", attempt="a2")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.starting import patched
 from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
 from inferflux.common.bus import Bus, TokenSubscription
@@ -264,7 +265,7 @@ async def test_only_residents_are_resumed(worker: WorkerProcess) -> None:
 async def test_a_leader_notice_is_answered_by_a_heartbeat_and_older_terms_are_refused(
     start_worker: StartWorker,
 ) -> None:
-    worker = await start_worker("led", INFERFLUX_WORKER_HEARTBEAT_INTERVAL_S="2")
+    worker = await start_worker("led", **patched("inferflux.worker.host.heartbeat:HEARTBEAT_INTERVAL_S", 2.0))
     notice = worker_pb2.LeaderNotice(term=7)
     await worker.bus.publish(subjects.SCHEDULER_LEADER, notice.SerializeToString())
     await worker.until(lambda: worker.status is not None and worker.status.term == 7)

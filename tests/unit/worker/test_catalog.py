@@ -237,7 +237,7 @@ def test_a_hosts_status_fits_a_message_whatever_its_models_are_called() -> None:
     for model in models:
         model.state, model.reason = model_pb2.MODEL_STATE_FAILED, "r" * 5000
     state = WorkerState("h", "i")
-    reports = HostStatusReports(cast("Bus", None), state, models, SeenTerms(), idle_s=0.0, interval_s=1.0)
+    reports = HostStatusReports(cast("Bus", None), state, models, SeenTerms(), idle_s=0.0)
     status = reports.status()
     assert status.ByteSize() < 1 << 20
     check_status(status)

@@ -124,7 +124,7 @@ async def test_figures_of_one_model_do_not_show_in_the_other(worker: TwoModels) 
 
 async def test_heartbeats_say_how_prefixes_are_shared_and_why(worker: TwoModels) -> None:
     a, _ = worker.hosts
-    heartbeat = Heartbeat(worker.bus, WorkerState("w", "i"), a, interval_s=1.0)  # type: ignore[arg-type]
+    heartbeat = Heartbeat(worker.bus, WorkerState("w", "i"), a)  # type: ignore[arg-type]
     assert heartbeat.status(0.0).prefix_sharing == scheduler_pb2.PREFIX_SHARING_UNSPECIFIED
     ready = engine_pb2.EngineReady(
         slots=4,
@@ -150,7 +150,7 @@ async def test_heartbeats_say_what_was_found_in_the_cache_since_the_worker_began
     await a.on_engine_death("killed")
     await a.on_report(step(stats=stats))
     state = WorkerState("w", "i", pool="gold", zone="north")
-    status = Heartbeat(worker.bus, state, a, interval_s=1.0).status(0.0)  # type: ignore[arg-type]
+    status = Heartbeat(worker.bus, state, a).status(0.0)  # type: ignore[arg-type]
     assert (status.pool, status.zone) == ("gold", "north")
     assert (status.prefix_queries, status.prefix_hits, status.prefix_matched_tokens) == (6, 4, 200)
     assert status.host_tier == scheduler_pb2.TierUse(bytes=500, states=3, hits=2)
@@ -202,8 +202,8 @@ async def test_memory_types_and_width_of_the_kv_cache_are_in_the_heartbeat() -> 
     await host.on_report(engine_pb2.EngineReport(ready=ready))
     stats = engine_pb2.StepStats(kv_cells_width=700, kv_cells_holes=70)
     await host.on_report(engine_pb2.EngineReport(step=engine_pb2.StepReport(stats=stats)))
-    status = Heartbeat(bus, state, host, interval_s=1.0).status(0.0)  # type: ignore[arg-type]
+    status = Heartbeat(bus, state, host).status(0.0)  # type: ignore[arg-type]
     assert (status.kv_bytes, status.kv_types) == (4096000, "f16")
     assert (status.kv_cells_width, status.kv_cells_holes) == (700, 70)
     await host.on_engine_death("it died")
-    assert Heartbeat(bus, state, host, interval_s=1.0).status(0.0).kv_cells_width == 0  # type: ignore[arg-type]
+    assert Heartbeat(bus, state, host).status(0.0).kv_cells_width == 0  # type: ignore[arg-type]

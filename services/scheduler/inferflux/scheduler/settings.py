@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -114,13 +115,6 @@ class SchedulerSettings(ServiceSettings):
         ge=0,
         le=3600,
     )
-    unread_limit_s: float = setting(
-        _LIMITS.unread_limit_s,
-        "a request outlives a gateway that stopped reporting a reader of it by this, "
-        "or by its resume window if that is longer; 0: for ever",
-        ge=0,
-        le=86_400,
-    )
     prefix_lookup_limit_s: float = setting(
         0.05,
         "longest wait for the [prefix index](cache-design.md#the-prefix-index); "
@@ -139,10 +133,10 @@ class SchedulerSettings(ServiceSettings):
 
     @property
     def limits(self) -> Limits:
-        return Limits(
+        return replace(
+            _LIMITS,
             max_retries=self.max_retries,
             no_worker_timeout_s=self.no_worker_timeout_s,
-            unread_limit_s=self.unread_limit_s,
             prefix_wait_s=self.prefix_wait_s,
             max_queued=self.max_queued,
             max_queued_per_tenant=self.max_queued_per_tenant,

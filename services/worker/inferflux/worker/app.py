@@ -102,7 +102,6 @@ class Worker:
             catalog,
             terms,
             idle_s=settings.models_idle_s,
-            interval_s=settings.heartbeat_interval_s,
             store_jobs=self._store.jobs.messages,
         )
         self._intake = HostIntake(

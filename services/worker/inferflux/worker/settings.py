@@ -329,7 +329,6 @@ class WorkerSettings(HttpClientSettings):
         "and started again; 0: never",
         ge=0,
     )
-    heartbeat_interval_s: float = setting(1.0, "seconds between heartbeats", gt=0, le=2.0)
 
     @field_validator("id")
     @classmethod

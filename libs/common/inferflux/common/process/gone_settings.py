@@ -37,8 +37,10 @@ GONE: Mapping[str, str] = {
     "INFERFLUX_SCHEDULER_SETTLE_S": "the value is 1.2 s",
     "INFERFLUX_SCHEDULER_STUCK_S": "the value is 120 s",
     "INFERFLUX_SCHEDULER_TICK_INTERVAL_S": "the value is 0.1 s",
+    "INFERFLUX_SCHEDULER_UNREAD_LIMIT_S": "the value is 30 s",
     "INFERFLUX_SCHEDULER_WORKER_DEAD_S": "the value is 3 s",
     "INFERFLUX_WORKER_FLASH_ATTENTION": "attention is fused; INFERFLUX_CUDA_FLASH_ATTENTION decides on GPUs",
+    "INFERFLUX_WORKER_HEARTBEAT_INTERVAL_S": "the value is 1 s",
     "INFERFLUX_WORKER_IMAGE_BYTES": "the value is 256 MiB",
     "INFERFLUX_WORKER_NULL_PREFILL_TOKENS_PER_S": "the value is 10,000",
 }

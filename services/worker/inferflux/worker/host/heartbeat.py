@@ -16,17 +16,19 @@ from inferflux.v1 import engine_pb2, scheduler_pb2
 from inferflux.worker.model.model_host import ModelHost
 from inferflux.worker.model.worker_state import WorkerState
 
+# Schedulers probe a worker that is silent for 1.3 s (`scheduler/core/types/limits.py`).
+HEARTBEAT_INTERVAL_S = 1.0
+
 log = logs.get("worker.heartbeat")
 
 
 class Heartbeat:
     """Publishes the status of a worker and its model."""
 
-    def __init__(self, bus: Bus, state: WorkerState, model: ModelHost, interval_s: float) -> None:
+    def __init__(self, bus: Bus, state: WorkerState, model: ModelHost) -> None:
         self._bus = bus
         self._state = state
         self._model = model
-        self._interval_s = interval_s
 
     def status(self, now: float) -> scheduler_pb2.WorkerStatus:
         """The heartbeat message; `now` is the monotonic clock."""
@@ -84,7 +86,7 @@ class Heartbeat:
         """Publish the status again and again, for ever."""
         while True:
             await self.beat()
-            await until_next(self._interval_s)
+            await until_next(HEARTBEAT_INTERVAL_S)
 
 
 def _tier_use(tier: engine_pb2.TierStats, hits: int) -> scheduler_pb2.TierUse:

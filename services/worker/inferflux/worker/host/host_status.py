@@ -15,6 +15,7 @@ from inferflux.v1 import host_pb2, model_pb2
 from inferflux.worker.model.worker_state import WorkerState
 
 from .catalog import Catalog
+from .heartbeat import HEARTBEAT_INTERVAL_S
 
 # Of the reasons of all failures together.
 _ALL_REASONS_BYTES = 128 << 10
@@ -38,7 +39,6 @@ class HostStatusReports:
         terms: SeenTerms,
         *,
         idle_s: float,
-        interval_s: float,
         store_jobs: Callable[[], Iterable[model_pb2.StoreJob]] = tuple,
     ) -> None:
         self._bus = bus
@@ -47,7 +47,6 @@ class HostStatusReports:
         self._terms = terms
         self._store_jobs = store_jobs
         self._idle_s = idle_s
-        self._interval_s = interval_s
 
     def status(self) -> host_pb2.HostStatus:
         """The message."""
@@ -85,4 +84,4 @@ class HostStatusReports:
         """Publish the status again and again, for ever."""
         while True:
             await self.report()
-            await until_next(self._interval_s)
+            await until_next(HEARTBEAT_INTERVAL_S)

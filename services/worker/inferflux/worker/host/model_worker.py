@@ -98,7 +98,7 @@ class ModelWorker:
             self._cache_reports,
             make_engine=_null_engine(settings, file, options) if settings.engine == "null" else None,
         )
-        self._heartbeat = Heartbeat(bus, self.state, self.model, settings.heartbeat_interval_s)
+        self._heartbeat = Heartbeat(bus, self.state, self.model)
         self._intake = Intake(bus, self.state, self.model, self._heartbeat, process.metrics.bad)
         self._leaving = asyncio.Event()
         self._drain_limit_s = settings.drain_limit_s

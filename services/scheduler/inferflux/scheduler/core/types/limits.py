@@ -35,7 +35,7 @@ class Limits:
     # A cancel notice that comes before its job is remembered this long.
     early_cancel_s: float = 10.0
     # A request outlives a gateway that stopped reporting a reader of it by this, or by its resume window if
-    # that is longer; 0: for ever.
+    # that is longer; 0: for ever. A client finds another gateway and resumes within seconds.
     unread_limit_s: float = 30.0
     # A held job says so this often: JetStream delivers it again after three times as long without a word.
     hold_interval_s: float = 20.0
