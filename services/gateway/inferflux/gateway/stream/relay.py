@@ -55,7 +55,7 @@ class RelayLimits:
 
     Attributes:
         silence_s: after this long without a message, the replay buffer is asked; then after twice as long,
-            up to four times. A step is far shorter: what is silent so long may have been lost.
+            up to four times. A step is far shorter: by then a message may be lost.
         silence_limit_s: after this long without a message, while NATS is connected, the stream ends with an
             error.
         gap_limit_s: how long missing tokens may stay missing: NATS may start again meanwhile.
