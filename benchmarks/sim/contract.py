@@ -2,7 +2,7 @@
 
 What the scheduler may count on is here, once: what a worker accepts and refuses, which run counts, who is
 evicted, what heartbeats and events say. The simulator adds the time that steps take. The scheduler's tests
-add a step that the test makes.
+add a step that the test makes. `tests/unit/worker/test_worker_contract.py` compares them with workers.
 """
 
 from __future__ import annotations

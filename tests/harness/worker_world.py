@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from harness.kv_states import IDENTITY
@@ -34,6 +34,7 @@ from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
 from inferflux.worker.engine.plan.speculation import Row
 from inferflux.worker.engine.step.clock import Clock
 from inferflux.worker.engine.step.core import Engine
+from inferflux.worker.engine.step.shell import Shell
 from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
 from inferflux.worker.files.model_file import ModelFile
@@ -52,6 +53,7 @@ CONTEXT = 128
 
 
 NextToken = Callable[[list[int]], int]
+E = TypeVar("E", bound=Shell[Any])
 
 
 def next_token(tokens: list[int]) -> int:
@@ -346,55 +348,15 @@ class EagerBudget:
         return math.inf
 
 
-class WorkerWorld:
-    """The two halves of a worker, and what is under way between them."""
+class WorkerHalves(Generic[E]):
+    """The two halves of a worker, and what is under way between them.
 
-    def __init__(
-        self,
-        *,
-        slots: int,
-        sequences: int,
-        cells: int,
-        host_bytes: int,
-        prefill_cells: int = 0,
-        disk: Disk | None = None,
-        disk_bytes: int = 0,
-        has_prefix_cache: bool = True,
-        disk_prompt_tokens: int = 0,
-        sharing: PrefixSharing = FULL,
-        has_long_steps: bool = False,
-        next_token: NextToken = next_token,
-        speculation: generation_pb2.Speculation.ValueType = generation_pb2.SPECULATION_OFF,
-    ) -> None:
-        # How far the engine's clocks are ahead.
-        self.ahead_s = 0.0
-        self.cache = CheckingCache(
-            cells=cells,
-            sequences=sequences,
-            prefill_cells=prefill_cells,
-            sharing=sharing,
-            has_long_steps=has_long_steps,
-            next_token=next_token,
-        )
-        self.engine = Engine(
-            self.cache,  # type: ignore[arg-type]
-            worker_id="w",
-            max_itl_factor=3.0,
-            step_limit_s=0.2,
-            tiers=Tiers(
-                IDENTITY,
-                host_bytes=host_bytes,
-                disk=disk,
-                disk_bytes=disk_bytes,
-                is_divisible=sharing.is_divisible,
-            ),
-            has_prefix_cache=has_prefix_cache,
-            disk_prompt_tokens=disk_prompt_tokens,
-            speculation=speculation,
-            clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
-        )
-        # How fast this machine is does not decide what is drafted.
-        self.engine._drafting._budget = EagerBudget()  # type: ignore[assignment]
+    Args:
+        engine: its own half; its model is called `m`.
+    """
+
+    def __init__(self, engine: E, *, slots: int, cells: int) -> None:
+        self.engine = engine
         # The latest run of each request that was resumed.
         self.runs: RunCounter[str] = RunCounter()
         self.reports: deque[engine_pb2.StepReport] = deque()
@@ -435,42 +397,16 @@ class WorkerWorld:
     def notice(self, notice: worker_pb2.LeaderNotice) -> None:
         _finish(self._intake.on_leader(_Letter(notice.SerializeToString())))  # type: ignore[arg-type]
 
-    def cancel(self, request_id: str) -> None:
-        notice = scheduler_pb2.CancelNotice(tenant="t", request_id=request_id)
+    def cancel(self, request_id: str, attempt_id: str = "") -> None:
+        notice = scheduler_pb2.CancelNotice(tenant="t", request_id=request_id, attempt_id=attempt_id)
         subject = subjects.cancel("t", request_id)
         _finish(self._intake.on_cancel(_Letter(notice.SerializeToString(), subject=subject)))  # type: ignore[arg-type]
 
     def step(self) -> None:
         """The engine takes every command that is under way, makes a step and reports."""
         while self._host.sent:
-            command = self._host.sent.popleft()
-            match command.WhichOneof("command"):
-                case "start":
-                    self.engine.start(command.start)
-                case "cancel":
-                    self.engine.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
-                case "deschedule":
-                    self.engine.deschedule(command.deschedule)
-                case "resume":
-                    self.engine.resume(command.resume)
-                case "clear_cache":
-                    self.engine.clear_cache(command.clear_cache)
-                case "report_cache":
-                    self.engine.report_cache()
+            self.engine.obey(self._host.sent.popleft())
         self.engine.step()
-        memory = self.engine._memory
-        assert memory.ledger.used == self.cache.used, "the ledger is wrong"
-        assert memory.repair(self.engine.residents.values()) == []
-        self._take_report()
-
-    def lose(self, seq_id: int) -> None:
-        """The cache loses what a sequence has, and the engine checks its ledger."""
-        if seq_id in self.cache.prefill or not self.cache.by_seq_id.get(seq_id):
-            return
-        self.cache.forget(seq_id)
-        self.engine._check_times.stepped()
-        self.ahead_s += 3600
-        assert self.engine.check_ledger()
         self._take_report()
 
     def _take_report(self) -> None:
@@ -509,6 +445,74 @@ class WorkerWorld:
             for subject, data in self._bus.published
             if subject.endswith(f".tokens.t.{request_id}")
         ]
+
+
+class WorkerWorld(WorkerHalves[Engine]):
+    """A worker with llama.cpp's engine, over a cache that checks every call."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        sequences: int,
+        cells: int,
+        host_bytes: int,
+        prefill_cells: int = 0,
+        disk: Disk | None = None,
+        disk_bytes: int = 0,
+        has_prefix_cache: bool = True,
+        disk_prompt_tokens: int = 0,
+        sharing: PrefixSharing = FULL,
+        has_long_steps: bool = False,
+        next_token: NextToken = next_token,
+        speculation: generation_pb2.Speculation.ValueType = generation_pb2.SPECULATION_OFF,
+    ) -> None:
+        # How far the engine's clocks are ahead.
+        self.ahead_s = 0.0
+        self.cache = CheckingCache(
+            cells=cells,
+            sequences=sequences,
+            prefill_cells=prefill_cells,
+            sharing=sharing,
+            has_long_steps=has_long_steps,
+            next_token=next_token,
+        )
+        engine = Engine(
+            self.cache,  # type: ignore[arg-type]
+            worker_id="w",
+            max_itl_factor=3.0,
+            step_limit_s=0.2,
+            tiers=Tiers(
+                IDENTITY,
+                host_bytes=host_bytes,
+                disk=disk,
+                disk_bytes=disk_bytes,
+                is_divisible=sharing.is_divisible,
+            ),
+            has_prefix_cache=has_prefix_cache,
+            disk_prompt_tokens=disk_prompt_tokens,
+            speculation=speculation,
+            clock=Clock(lambda: time.monotonic() + self.ahead_s, lambda: time.time() + self.ahead_s),
+        )
+        # How fast this machine is does not decide what is drafted.
+        engine._drafting._budget = EagerBudget()  # type: ignore[assignment]
+        super().__init__(engine, slots=slots, cells=cells)
+
+    def step(self) -> None:
+        super().step()
+        memory = self.engine._memory
+        assert memory.ledger.used == self.cache.used, "the ledger is wrong"
+        assert memory.repair(self.engine.residents.values()) == []
+
+    def lose(self, seq_id: int) -> None:
+        """The cache loses what a sequence has, and the engine checks its ledger."""
+        if seq_id in self.cache.prefill or not self.cache.by_seq_id.get(seq_id):
+            return
+        self.cache.forget(seq_id)
+        self.engine._check_times.stepped()
+        self.ahead_s += 3600
+        assert self.engine.check_ledger()
+        self._take_report()
 
 
 def _finish(coroutine: Coroutine[Any, Any, None]) -> None:

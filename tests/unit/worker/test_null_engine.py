@@ -17,7 +17,7 @@ from inferflux.worker.settings import WorkerSettings
 
 VOCABULARY = 4000
 STOP, LENGTH = generation_pb2.FINISH_REASON_STOP, generation_pb2.FINISH_REASON_LENGTH
-PARKED, SWAPPED = scheduler_pb2.RESIDENCE_PARKED, scheduler_pb2.RESIDENCE_SWAPPED
+PARKED = scheduler_pb2.RESIDENCE_PARKED
 
 
 class World:
@@ -42,9 +42,6 @@ class World:
         slot: int = 0,
         prompt: int = 10,
         urgency: float = 0.0,
-        budget: int = 0,
-        generated: tuple[int, ...] = (),
-        deadline_s: int = 0,
         stop: tuple[str, ...] = (),
         max_tokens: int = 8,
     ) -> None:
@@ -57,11 +54,9 @@ class World:
             model="m",
             attempt_id=f"attempt-{name}",
             prompt_token_ids=[1] * prompt,
-            generated_token_ids=generated,
-            deadline_unix_ms=deadline_s * 1000,
             params=params,
         )
-        item = worker_pb2.BatchItem(request=request, slot=slot, urgency_key=urgency, token_budget=budget)
+        item = worker_pb2.BatchItem(request=request, slot=slot, urgency_key=urgency)
         self.core.start(item)
 
     def step(self) -> engine_pb2.StepReport:
@@ -84,9 +79,6 @@ class World:
     def tokens(self, name: str) -> list[int]:
         return [token for chunk in self.chunks[name] for token in chunk.token_ids]
 
-    def resume(self, name: str, *, slot: int = 0, run: int = 1) -> None:
-        self.core.resume(engine_pb2.EngineResume(key=f"acme.{name}", epoch=1, slot=slot, run=run))
-
 
 EXPECTED = [token_at(7, index, VOCABULARY) for index in range(8)]
 
@@ -107,14 +99,6 @@ def test_an_answer_is_a_function_of_seed_and_index() -> None:
     assert len({tuple(token_at(seed, i, VOCABULARY) for i in range(8)) for seed in range(100)}) == 100
 
 
-def test_a_retry_goes_on_where_the_answer_was() -> None:
-    world = World()
-    world.start("a", generated=tuple(EXPECTED[:5]))
-    world.until_idle()
-    assert world.tokens("a") == EXPECTED[5:]
-    assert world.chunks["a"][0].offset == 5
-
-
 def test_prompts_take_the_steps_of_their_rate_most_urgent_first() -> None:
     world = World(prefill=100)
     world.start("late", slot=0, prompt=150, urgency=2.0)
@@ -128,16 +112,6 @@ def test_prompts_take_the_steps_of_their_rate_most_urgent_first() -> None:
     world.step()
     assert (len(world.tokens("urgent")), len(world.tokens("late"))) == (3, 1)
     assert world.stats.kv_cells_used == 150 + 62
-
-
-def test_a_timeslice_ends_a_run_and_a_resumed_one_goes_on() -> None:
-    world = World()
-    world.start("a", budget=3)
-    world.until_idle()
-    assert world.tokens("a") == EXPECTED[:3]
-    world.resume("a")
-    world.until_idle()
-    assert world.tokens("a") == EXPECTED
 
 
 def test_a_descheduled_request_keeps_its_cells_and_the_latest_assignment_of_a_slot_counts() -> None:
@@ -155,47 +129,12 @@ def test_a_descheduled_request_keeps_its_cells_and_the_latest_assignment_of_a_sl
     assert world.tokens("second") == EXPECTED
 
 
-def test_without_room_waiting_requests_leave_first_then_less_urgent_ones_and_all_answers_stay() -> None:
-    world = World(kv_cells=60)
-    world.start("parked", slot=0, prompt=20, urgency=0.0)
-    world.step()
-    world.core.deschedule(engine_pb2.EngineDeschedule(key="acme.parked", epoch=1, run=0))
-    world.start("late", slot=1, prompt=30, urgency=5.0)
-    world.step()
-    world.start("urgent", slot=2, prompt=40, urgency=1.0)
-    report = world.step()
-    moved = [(r.key, r.residence, r.reason) for r in report.residences if r.residence == SWAPPED]
-    memory = scheduler_pb2.YIELD_REASON_MEMORY
-    assert moved == [("acme.parked", SWAPPED, memory), ("acme.late", SWAPPED, memory)]
-    assert world.stats.kv_cells_used <= 60
-    world.until_idle()
-    for name in ("late", "parked"):
-        world.resume(name)
-        world.until_idle()
-        assert world.tokens(name) == EXPECTED
-
-
 def test_stop_strings_end_an_answer_and_are_not_in_it() -> None:
     world = World()
     world.start("a", stop=(f"{EXPECTED[3]} ",))
     world.until_idle()
     assert world.text("a") == "".join(f" {token}" for token in EXPECTED[:3]) + " "
     assert world.chunks["a"][-1].finished.reason == STOP
-
-
-def test_cancelled_requests_end_with_a_chunk_dropped_ones_without_late_ones_fail() -> None:
-    world = World()
-    for slot, name in enumerate(("cancelled", "dropped", "late")):
-        world.start(name, slot=slot, deadline_s=1001 if name == "late" else 0)
-    world.step()
-    world.core.cancel("acme.cancelled", is_silent=False)
-    world.core.cancel("acme.dropped", is_silent=True)
-    world.now_s = 1002.0
-    report = world.step()
-    ended = {finished.key: finished.outcome for finished in report.finished}
-    assert ended == {"acme.cancelled": "cancelled", "acme.late": "deadline_exceeded"}
-    assert world.chunks["late"][-1].failed.reason == "DEADLINE_EXCEEDED"
-    assert not world.core.is_running
 
 
 def engine_of(

@@ -21,7 +21,6 @@ from inferflux.worker.engine.kv.prefix_sharing import FULL, PrefixSharing, Shari
 RUNNING = scheduler_pb2.RESIDENCE_RUNNING
 PARKED = scheduler_pb2.RESIDENCE_PARKED
 SWAPPED = scheduler_pb2.RESIDENCE_SWAPPED
-TIMESLICE = scheduler_pb2.YIELD_REASON_TIMESLICE
 PREEMPTED = scheduler_pb2.YIELD_REASON_PREEMPTED
 MEMORY = scheduler_pb2.YIELD_REASON_MEMORY
 SLOTS = 3
@@ -140,63 +139,6 @@ def run_out(world: WorkerWorld) -> None:
     raise AssertionError("a sequence never ended")
 
 
-def test_a_timeslice_ends_after_its_tokens_and_the_next_begins_there() -> None:
-    world = small()
-    wanted = item("a", budget=4)
-    world.submit(wanted)
-    run_out(world)
-    assert yields(world) == [("a", TIMESLICE, PARKED, 4)]
-    assert world.status().kv_cells_used == 5 + 3
-    resume(world, again("a", budget=3))
-    run_out(world)
-    assert yields(world)[1:] == [("a", TIMESLICE, PARKED, 7)]
-    resume(world, again("a"))
-    run_out(world)
-    assert emitted(world.chunks("a")) == expected(wanted)
-    assert world.status().kv_cells_used == 0
-
-
-def test_a_parked_request_resumes_in_any_slot() -> None:
-    world = small()
-    wanted = item("a")
-    world.submit(wanted)
-    world.settle()
-    preempt(world, "a")
-    world.settle()
-    resume(world, again("a", slot=2))
-    run_out(world)
-    assert emitted(world.chunks("a")) == expected(wanted)
-
-
-def test_a_parked_request_keeps_its_cells_while_another_runs_in_its_slot() -> None:
-    world = small()
-    first, second = item("a"), item("b")
-    world.submit(first)
-    world.settle()
-    preempt(world, "a", second)
-    world.settle()
-    assert yields(world) == [("a", PREEMPTED, PARKED, 1)]
-    assert residences(world) == {"a": PARKED, "b": RUNNING}
-    resume(world, again("a", slot=1))
-    run_out(world)
-    assert emitted(world.chunks("a")) == expected(first)
-    assert emitted(world.chunks("b")) == expected(second)
-
-
-def test_the_latest_assignment_of_a_slot_deschedules_who_runs_there() -> None:
-    world = small()
-    first, second = item("a"), item("b")
-    world.submit(first)
-    world.settle()
-    assert world.submit(second).accepted_request_ids == ["b"]
-    world.settle()
-    assert yields(world) == [("a", PREEMPTED, PARKED, 1)]
-    resume(world, again("a", slot=1))
-    run_out(world)
-    assert emitted(world.chunks("a")) == expected(first)
-    assert emitted(world.chunks("b")) == expected(second)
-
-
 def test_a_request_without_computed_tokens_keeps_no_sequence_id() -> None:
     world = small(sequences=3)
     for slot, name in enumerate(("a", "b", "c")):
@@ -304,37 +246,6 @@ def test_a_yield_names_its_run_so_that_a_later_one_runs_on() -> None:
     assert emitted(world.chunks("a")) == expected(wanted)
 
 
-def test_messages_of_an_earlier_run_change_nothing() -> None:
-    world = small()
-    wanted = item("a")
-    world.submit(wanted)
-    resume(world, again("a", slot=1))
-    world.settle()
-    early = worker_pb2.Deschedule(tenant="t", request_id="a", epoch=1, run=0)
-    world.submit(deschedule=(early,))
-    world.command(worker_pb2.WorkerCommand(deschedule=early))
-    late = again("a", slot=2)
-    assert world.submit(late, phase=worker_pb2.PHASE_DECODE).accepted_request_ids == ["a"]
-    world.settle()
-    (resident,) = world.status().residents
-    assert (resident.residence, resident.slot, resident.run) == (RUNNING, 1, 1)
-    run_out(world)
-    assert emitted(world.chunks("a")) == expected(wanted)
-
-
-def test_the_end_of_a_run_that_never_came_is_reported() -> None:
-    world = small()
-    world.submit(item("a"))
-    world.settle()
-    preempt(world, "a")
-    world.settle()
-    unseen = worker_pb2.Deschedule(tenant="t", request_id="a", epoch=1, run=3)
-    world.command(worker_pb2.WorkerCommand(deschedule=unseen))
-    world.settle()
-    (resident,) = world.status().residents
-    assert (resident.residence, resident.run) == (PARKED, 3)
-
-
 def test_parked_and_swapped_requests_can_be_cancelled() -> None:
     world = narrow()
     world.submit(item("a"))
@@ -392,19 +303,6 @@ def test_a_higher_epoch_replaces_a_parked_request() -> None:
     assert world.cache.used == 0
 
 
-def test_an_old_term_changes_nothing() -> None:
-    world = small()
-    world.submit(item("a"), term=5)
-    world.settle()
-    wanted = worker_pb2.Deschedule(tenant="t", request_id="a", epoch=1)
-    answer = world.submit(item("b", slot=1), deschedule=(wanted,), term=4)
-    assert [r.reason for r in answer.refused] == [worker_pb2.REFUSAL_REASON_OLD_TERM]
-    world.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker(), term=4))
-    assert residences(world) == {"a": RUNNING}
-    assert world.status().state == scheduler_pb2.WORKER_STATE_READY
-    assert world.status().term == 5
-
-
 def test_a_leader_of_its_model_gets_a_heartbeat_and_its_term_counts() -> None:
     world = small()
     own, others = sorted(divide(2), key=lambda partition: not partition.has("m"))
@@ -415,22 +313,6 @@ def test_a_leader_of_its_model_gets_a_heartbeat_and_its_term_counts() -> None:
     world.notice(worker_pb2.LeaderNotice(term=2))
     assert (world.heartbeats(), world.status().term) == (1, 3)
     assert world.submit(item("a")).refused[0].reason == worker_pb2.REFUSAL_REASON_OLD_TERM
-
-
-def test_a_draining_worker_takes_nothing_new_and_lets_the_parked_go_on() -> None:
-    world = small()
-    wanted = item("a")
-    world.submit(wanted)
-    world.settle()
-    preempt(world, "a")
-    world.command(worker_pb2.WorkerCommand(drain=worker_pb2.DrainWorker()))
-    refused = world.submit(item("b", slot=1)).refused
-    assert [r.reason for r in refused] == [worker_pb2.REFUSAL_REASON_NOT_READY]
-    assert resume(world, again("a")).accepted_request_ids == ["a"]
-    run_out(world)
-    assert emitted(world.chunks("a")) == expected(wanted)
-    world.command(worker_pb2.WorkerCommand(undrain=worker_pb2.UndrainWorker()))
-    assert world.submit(item("b", slot=1)).accepted_request_ids == ["b"]
 
 
 async def test_leaving_waits_for_what_runs_and_for_nothing_else() -> None:
