@@ -58,10 +58,10 @@ class PolicySettings(AuditSettings, DecisionSettings, StorageSettings):
     store_timeout_s: float = setting(
         0.5, "longest wait for Redis or another storage before a call is refused", gt=0, le=10
     )
-    # Longer than any resume window: a gateway that resumes a request settles it again.
     settled_memory_s: int = setting(
         3600,
-        "how long a job is remembered after it was last settled, so that nothing of it counts twice",
+        "how long a job is remembered after it was last settled, so that nothing of it counts twice: longer "
+        "than requests may wait to be resumed",
         ge=1,
         le=86400,
     )
