@@ -75,5 +75,5 @@ def test_a_worker_that_was_killed_while_it_drained_takes_requests_when_it_starts
 
 def test_only_a_worker_that_lives_can_be_drained() -> None:
     world = make_world()
-    with pytest.raises(NotFound, match="worker_id: no worker w9"):
+    with pytest.raises(NotFound, match=r"^no worker w9"):
         world.core.commands.drain("w9", now=world.now)

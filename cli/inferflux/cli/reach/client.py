@@ -45,8 +45,8 @@ _UNARY_LIMIT_S = 10.0
 # How long a stream is resumed where another gateway may take it up.
 _RESUME_WINDOW_S = 30
 _CAN_RESUME = (
-    "the rest of the answer is not computed: ask again. With --resume-window 30 a stream goes on, at a "
-    "gateway that is back, or at another one that is named"
+    "the request may go on: `inferctl resume {}` prints its answer. With --resume-window 30 a stream goes on "
+    "by itself, at a gateway that is back, or at another one that is named"
 )
 # A file is read and tried before it is loaded.
 _LOAD_LIMIT_S = 90.0
@@ -128,7 +128,7 @@ class Client:
             skip_answer_cache=skip_answer_cache,
             tools=tools,
         )
-        return self._chunks(stream, on_resumed, on_delta, advice=_CAN_RESUME)
+        return self._chunks(stream, on_resumed, on_delta, is_own=True)
 
     def generate(
         self,
@@ -153,7 +153,7 @@ class Client:
             resume_window_s=self._window_s(resume_window_s),
             skip_answer_cache=skip_answer_cache,
         )
-        return self._chunks(stream, on_resumed, advice=_CAN_RESUME)
+        return self._chunks(stream, on_resumed, is_own=True)
 
     def resume(
         self, request_id: str, *, offset: int, on_delta: OnDelta = lambda _delta: None
@@ -373,7 +373,7 @@ class Client:
         on_resumed: Callable[[], None] = lambda: None,
         on_delta: OnDelta = lambda _delta: None,
         *,
-        advice: str = "",
+        is_own: bool = False,
     ) -> AsyncGenerator[tokens_pb2.TokenChunk, None]:
         resumes = 0
         async with stream:
@@ -386,8 +386,8 @@ class Client:
                         on_delta(stream.delta)
                     yield chunk
             except InferFluxError as error:
-                if error.reason == GATEWAY_LOST and advice:
-                    error.add_note(advice)
+                if error.reason == GATEWAY_LOST and is_own:
+                    error.add_note(_CAN_RESUME.format(stream.request_id))
                 raise
 
     def _window_s(self, given: int | None) -> int:

@@ -6,6 +6,8 @@ from inferflux.common.calls.grpc_metadata import GUARDRAIL
 from inferflux.common.contract.callers.rate_limits import duration
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument, ResourceExhausted
 
+# Flags of the commands that fill a field of another name.
+_FLAGS = {"host_id": "--host"}
 INTERRUPTED = 130
 """The exit status of a command that Ctrl-C ended, or whose answer was cancelled."""
 
@@ -20,7 +22,9 @@ def in_words(error: InferFluxError) -> str:
     """
     said = [error.message]
     if isinstance(error, InvalidArgument) and error.field and error.field not in error.message:
-        said.append(f" ({error.field})")
+        said.append(f" ({_FLAGS.get(error.field, error.field)})")
+    if error.reason == "UNKNOWN_MODEL":
+        said.append("; `inferctl models` lists them")
     if rule := error.headers.get(GUARDRAIL):
         said.append(f" ({rule})")
     if isinstance(error, ResourceExhausted) and (error.retry_delay_s or 0) >= 1:

@@ -206,7 +206,7 @@ class ModelAdministration:
     def _named(self, host_id: str) -> HostView:
         host = self._hosts.get(host_id)
         if host is None:
-            raise NotFound(f"host_id: no host {host_id} is alive", reason="UNKNOWN_HOST")
+            raise NotFound(f"no host {host_id} is alive", reason="UNKNOWN_HOST")
         return host
 
     def _seen_on(self, name: str, answers: dict[str, host_pb2.HostedModel]) -> model_pb2.Model:

@@ -59,7 +59,7 @@ class WorkerCommands:
     def _worker_named(self, worker_id: str) -> WorkerSlots:
         worker = self._state.table.get(worker_id)
         if worker is None:
-            raise NotFound(f"worker_id: no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
+            raise NotFound(f"no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
         return worker
 
     def hand_over(self, now: float) -> list[Action]:
