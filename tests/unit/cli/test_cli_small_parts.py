@@ -39,7 +39,14 @@ def http(status: str, body: object) -> bytes:
 def test_readiness_says_what_is_missing() -> None:
     conditions = {"bus": {"ok": True, "detail": ""}, "model": {"ok": False, "detail": "loading x.gguf"}}
     answer = http("503 Service Unavailable", {"ready": False, "conditions": conditions})
-    assert parse_readyz(answer) == (False, "loading x.gguf")
+    assert parse_readyz(answer) == (False, "model: loading x.gguf")
+
+
+def test_readiness_says_once_what_several_conditions_wait_for() -> None:
+    waiting = {name: {"ok": False, "detail": "not asked yet"} for name in ("nats", "queue", "policy")}
+    conditions = waiting | {"models": {"ok": False, "detail": "none is served"}}
+    said = "nats, queue, policy: not asked yet; models: none is served"
+    assert parse_readyz(http("503 x", {"conditions": conditions})) == (False, said)
 
 
 def test_readiness_names_a_condition_without_words() -> None:

@@ -37,12 +37,16 @@ async def _exchange(spec: ProcessSpec, request: bytes, length: int) -> bytes:
 
 
 def parse_readyz(answer: bytes) -> tuple[bool, str]:
-    """Read a whole HTTP answer of /readyz: ready or not, and the details of what is missing."""
+    """Read a whole HTTP answer of /readyz: ready or not, and the conditions that do not hold."""
     head, _, body = answer.partition(b"\r\n\r\n")
     is_ready = head.split(b" ", 2)[1:2] == [b"200"]
     try:
         conditions = json.loads(body)["conditions"]
-        missing = [state["detail"] or name for name, state in conditions.items() if not state["ok"]]
-    except (ValueError, KeyError, TypeError):
-        missing = []
-    return is_ready, ", ".join(missing)
+        missing: dict[str, list[str]] = {}
+        for name, state in conditions.items():
+            if not state["ok"]:
+                missing.setdefault(str(state["detail"]), []).append(name)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return is_ready, ""
+    said = (", ".join(names) + (f": {detail}" if detail else "") for detail, names in missing.items())
+    return is_ready, "; ".join(said)
