@@ -194,7 +194,9 @@ class Host:
         self._set(known, model_pb2.MODEL_STATE_LOADING)
         self._on_loaded(worker.state.worker_id, worker.state.incarnation)
         self._serving[name] = self._background.start(self._serve(known, worker))
-        log.info("a model is loaded", model=name, worker_id=known.worker_id, needs_bytes=known.needs.total)
+        log.info(
+            "a model is being loaded", model=name, worker_id=known.worker_id, needs_bytes=known.needs.total
+        )
         await self._on_change()
         return known
 

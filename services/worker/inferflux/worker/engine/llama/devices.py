@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferflux.common.llama.native import llama
+from inferflux.common.process.machine.free_memory import free_bytes
 from inferflux.v1 import device_pb2
 
 RPC = "RPC"
@@ -82,6 +83,9 @@ def find_devices() -> list[FoundDevice]:
 def _look_at(handle: int) -> FoundDevice:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _memory(handle, ctypes.byref(free), ctypes.byref(total))
+    kind = _KINDS.get(_type(handle), device_pb2.DEVICE_KIND_UNSPECIFIED)
+    if kind == device_pb2.DEVICE_KIND_CPU:  # ggml says the total for both
+        free.value = min(free.value, free_bytes())
     registry, buffer_type = _registry(handle), _buffer_type(handle)
     backend = _text(_registry_name(registry)) if registry else ""
     return FoundDevice(
@@ -89,7 +93,7 @@ def _look_at(handle: int) -> FoundDevice:
         description=_text(_description(handle)),
         # A server's registry is called RPC[host:port].
         backend=RPC if backend.startswith(RPC) else backend,
-        kind=_KINDS.get(_type(handle), device_pb2.DEVICE_KIND_UNSPECIFIED),
+        kind=kind,
         memory_free=int(free.value),
         memory_total=int(total.value),
         handle=handle,
