@@ -219,6 +219,7 @@ def complete(
             sent_at=asyncio.get_running_loop().time(),
             request_id=request_id,
             asks_for_drafts=generation.asks_for_drafts,
+            max_tokens=generation.max_tokens or 0,
         )
         chunks = client.generate(
             prompt,

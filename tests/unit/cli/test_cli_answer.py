@@ -96,6 +96,22 @@ def test_an_answer_that_is_not_whole_says_why() -> None:
         assert bool(answer.cut) is bool(why)
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "reached"),
+    [
+        (2, "--max-tokens (0: no limit)"),
+        (3, "the end of the model's context"),
+        (0, "the end of the model's context"),
+        (None, "--max-tokens (0: no limit), or the end of the model's context"),
+    ],
+)
+def test_an_answer_that_is_cut_names_the_limit_it_reached(max_tokens: int | None, reached: str) -> None:
+    answer = Answer(sent_at=0.0, max_tokens=max_tokens)
+    answer.take(chunk("ab", [1, 2]), 1.0)
+    answer.take(finished_chunk(), 1.0)
+    assert answer.cut == f"the answer is cut after 2 tokens: it reached {reached}"
+
+
 def test_the_summary_says_how_many_drafted_tokens_were_accepted() -> None:
     answer = Answer(sent_at=0.0)
     answer.take(finished_chunk(), 1.0)

@@ -54,6 +54,15 @@ def test_what_people_look_for_is_never_cut_off(width: int) -> None:
         assert word in words, (word, lines)
 
 
+def test_a_model_is_one_line_for_programs() -> None:
+    console = Console(width=10_000, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(models_table([READY, FAILED], is_flat=True))
+    _, ready, failed = capture.get().splitlines()
+    assert ready.startswith("team/chat chat (default) (pinned)")
+    assert failed.split()[:4] == ["big", "[bold]", "failed", "/m/big.gguf:"]
+
+
 def test_a_wide_terminal_shows_a_model_in_full() -> None:
     text = " ".join(shown(140, READY))
     for part in ("llama Q4_K", "3.12 M", "3.34 MiB", "131,072", "512 MiB", "abcdef01"):

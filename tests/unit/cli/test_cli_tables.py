@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from inferflux.cli.reach.statuses import joined_status
 from inferflux.cli.show.cache_tables import cache_view
 from inferflux.cli.show.model_tables import models_table
+from inferflux.cli.show.rows import make_table
 from inferflux.cli.show.status_tables import fairness_view, status_view
 from inferflux.v1 import cluster_pb2, model_pb2, scheduler_pb2
 
@@ -117,6 +118,17 @@ def test_fairness_is_told_in_words() -> None:
     off = shown(fairness_view(scheduler_pb2.Fairness()))
     assert re.search(r"preemption +off", off)
     assert re.search(r"timeslice +off", off)
+
+
+def test_paragraphs_have_the_first_heading_once() -> None:
+    table = make_table("worker", "device", "backend")
+    for cells in (("worker-0", "CPU", "cpu"), ("", "GPU", "cuda"), ("worker-1", "CPU", "cpu")):
+        table.add_row(*cells)
+    console = Console(width=12, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    first = [line for line in capture.get().splitlines() if not line.startswith(" ")]
+    assert first == ["worker", "worker-0", "worker-1"]
 
 
 def test_a_worker_row_fits_a_narrow_terminal() -> None:

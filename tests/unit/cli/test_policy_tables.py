@@ -69,6 +69,11 @@ def test_a_narrow_terminal_cuts_no_name() -> None:
     assert "requests/day 7" in shown(limits_table([limits]), 60)
 
 
+def test_a_list_of_nothing_says_so() -> None:
+    assert limits_table([]) == "no limits are set"
+    assert guardrails_table([]) == "no guardrails are set"
+
+
 def test_a_role_is_a_row() -> None:
     text = shown(roles_table([policy_pb2.Role(name="user", scopes=["inference", "models"], is_builtin=True)]))
     assert "inference models" in text

@@ -19,6 +19,7 @@ class Answer:
         sent_at: when the request was sent.
         resumes: how often its stream was lost and went on.
         asks_for_drafts: whether the request says where drafts come from.
+        max_tokens: limit of the request's tokens; 0: it has none. None: not known.
     """
 
     sent_at: float
@@ -29,6 +30,7 @@ class Answer:
     finished: tokens_pb2.Finished | None = None
     calls: list[inference_pb2.ToolCall] = field(default_factory=list)
     asks_for_drafts: bool = False
+    max_tokens: int | None = None
     # What the text of the next chunk is, where that is told: of chats with tools, and of models that reason.
     _delta: inference_pb2.ChatDelta | None = None
     _first_at: float | None = None
@@ -112,15 +114,19 @@ class Answer:
         """Why the answer is not whole; empty where it is."""
         reason = self.finished.reason if self.finished is not None else None
         if reason == generation_pb2.FINISH_REASON_LENGTH:
-            return (
-                f"the answer is cut after {self.tokens:,} tokens: it reached --max-tokens (0: no limit), "
-                "or the end of the model's context"
-            )
+            return f"the answer is cut after {self.tokens:,} tokens: it reached {self._reached}"
         if reason == generation_pb2.FINISH_REASON_CONTENT_FILTER:
             return "guardrails ended the answer"
         if reason == generation_pb2.FINISH_REASON_SCHEMA_MISMATCH:
             return f"the answer does not match its schema: {self.mismatch}"
         return ""
+
+    @property
+    def _reached(self) -> str:
+        limit, end = "--max-tokens (0: no limit)", "the end of the model's context"
+        if self.max_tokens is None:
+            return f"{limit}, or {end}"
+        return limit if 0 < self.max_tokens <= self.tokens else end
 
     def as_dict(self) -> dict[str, object]:
         """Answer for `--json`: absent figures are null."""

@@ -65,7 +65,10 @@ async def one_shot(
     """Ask once and print the answer."""
     model = model or await client.only_model()
     answer = Answer(
-        sent_at=time.monotonic(), request_id=request_id, asks_for_drafts=generation.asks_for_drafts
+        sent_at=time.monotonic(),
+        request_id=request_id,
+        asks_for_drafts=generation.asks_for_drafts,
+        max_tokens=generation.max_tokens or 0,
     )
     chunks = client.chat(
         Conversation(system).ask([user_message(text)]),
@@ -159,7 +162,11 @@ class ChatSession:
 
         Returns None after an error.
         """
-        answer = Answer(sent_at=time.monotonic(), asks_for_drafts=self._generation.asks_for_drafts)
+        answer = Answer(
+            sent_at=time.monotonic(),
+            asks_for_drafts=self._generation.asks_for_drafts,
+            max_tokens=self._generation.max_tokens or 0,
+        )
         chunks = self._client.chat(
             self._conversation.ask(turns),
             model=self._model,

@@ -37,7 +37,7 @@ class GenerationFlags:
     max_reasoning_tokens: Annotated[
         int | None,
         typer.Option(
-            min=0, max=_INT32, help="Close the model's reasoning after this many tokens; 0: it has none."
+            min=0, max=_INT32, help="Close the model's reasoning after this many tokens; 0: no reasoning."
         ),
     ] = None
     top_p: Annotated[
@@ -159,7 +159,8 @@ class GenerationFlags:
         Literal["off", "ngram", "draft"] | None,
         typer.Option(
             "--speculate",
-            help="Where drafts of next tokens come from; else as the worker is set.",
+            metavar="SOURCE",
+            help="Where drafts of next tokens come from: off, ngram or draft; else as the worker is set.",
             rich_help_panel=_SAMPLING,
         ),
     ] = None

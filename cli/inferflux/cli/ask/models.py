@@ -78,7 +78,7 @@ def _list(call: Call) -> None:
         if call.as_json:
             sys.stdout.write(json.dumps([as_dict(model) for model in known], indent=2) + "\n")
         elif known:
-            make_console().print(models_table(known))
+            make_console().print(models_table(known, is_flat=not sys.stdout.isatty()))
         else:
             raise CommandError("no model is known at present: inferctl models load FILE")
 
@@ -107,7 +107,7 @@ def load(
     pin: Annotated[bool, typer.Option("--pin", help="Keep it loaded, whatever else is asked for.")] = False,
     role: Annotated[
         RoleName | None,
-        typer.Option(help="What the file is there for; by default as it says."),
+        typer.Option(metavar="ROLE", help=f"One of {', '.join(ROLES)}; by default as the file says."),
     ] = None,
     mmproj: Annotated[
         str,
@@ -300,4 +300,4 @@ async def _until(
 
 
 def _row(model: model_pb2.Model) -> Table:
-    return models_table([model])
+    return models_table([model], is_flat=not sys.stdout.isatty())

@@ -32,7 +32,11 @@ _GOES_ON = "The worker goes on with it; the same command follows it again."
 
 Host = Annotated[
     str,
-    typer.Option("--host", metavar="WORKER", help="Of this worker process. Needed where there are several."),
+    typer.Option(
+        "--host",
+        metavar="WORKER",
+        help="The worker process whose store it is. Needed where there are several.",
+    ),
 ]
 
 

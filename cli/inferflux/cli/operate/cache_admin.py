@@ -13,7 +13,7 @@ from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.cache_tables import cleared_view
 from inferflux.v1 import admin_pb2
 
-cache = Commands(help="What is kept of earlier requests for later ones.", no_args_is_help=True)
+cache = Commands(help="Clear what is kept of earlier requests for later ones.", no_args_is_help=True)
 
 
 @cache.callback()

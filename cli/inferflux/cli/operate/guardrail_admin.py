@@ -25,7 +25,7 @@ _LOOK_ALIKES = {
     LookAlikes.NONE: guardrails_pb2.LOOK_ALIKES_NONE,
 }
 
-guardrails = Commands(help="Which texts prompts and answers may not have.", no_args_is_help=True)
+guardrails = Commands(help="Set which texts prompts and answers may not have.", no_args_is_help=True)
 
 Tenant = Annotated[str, typer.Option(help="Whose requests it is for. Else every tenant's.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="The model it is for. Else every model.")]

@@ -19,7 +19,7 @@ from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 from inferflux.v1 import policy_pb2
 
-api_keys = Commands(help="Who may call, and what for.", no_args_is_help=True)
+api_keys = Commands(help="Manage keys: who may call, and what for.", no_args_is_help=True)
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="As `inferctl admin api-keys list` shows it.")]
 Scopes = Annotated[

@@ -13,7 +13,7 @@ from inferflux.cli.show.policy_tables import limits_table, usage_table
 from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.v1 import policy_pb2
 
-rate_limit = Commands(help="How much keys, tenants and models may have.", no_args_is_help=True)
+rate_limit = Commands(help="Set how much keys, tenants and models may use.", no_args_is_help=True)
 
 Subject = Annotated[
     str,
@@ -38,7 +38,7 @@ def subject_of(
     issuer: Annotated[str, typer.Argument(help="The claim `iss` of the token.")],
     subject: Annotated[str, typer.Argument(help="The claim `sub` of the token.")],
 ) -> None:
-    """Say what limits call the holder of an issuer's tokens."""
+    """Print the SUBJECT by which the limits of a token's holder are set."""
     sys.stdout.write(f"key:{subject_id(issuer, subject)}\n")
 
 

@@ -11,7 +11,7 @@ from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.policy_tables import roles_table
 from inferflux.v1 import policy_pb2
 
-roles = Commands(help="Named sets of scopes, for keys.", no_args_is_help=True)
+roles = Commands(help="Manage named sets of scopes, for keys.", no_args_is_help=True)
 
 RoleName = Annotated[str, typer.Argument(metavar="ROLE", help="1-63 of a-z 0-9 _ -")]
 Version = Annotated[int, typer.Option(min=0, help="Only if it still has this version.")]

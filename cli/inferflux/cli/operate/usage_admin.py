@@ -12,5 +12,5 @@ from inferflux.v1 import policy_pb2
 
 
 def usage(tenant: Annotated[str, typer.Argument(help="The tenant.")], *, call: Call) -> None:
-    """Show the requests and tokens of a tenant, of all its keys, since they are counted."""
+    """Show how many requests and tokens a tenant has used, with all its keys, since its first request."""
     call.policy("GetUsage", policy_pb2.GetUsageRequest(tenant=tenant), used_table)

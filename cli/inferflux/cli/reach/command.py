@@ -131,7 +131,8 @@ def on_ctrl_c(act: Callable[[], object]) -> Iterator[None]:
 
 def make_console() -> Console:
     """Console as wide as the terminal; a pipe has room for every column."""
-    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+    is_terminal = sys.stdout.isatty()
+    return Console(highlight=False, width=None if is_terminal else _PIPE_WIDTH)
 
 
 def state_path(given: Path | None) -> Path:

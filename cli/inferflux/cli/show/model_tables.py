@@ -17,12 +17,17 @@ _NAME_COLUMNS = 20
 _STATE_COLUMNS = len("registered")
 
 
-def models_table(models: Sequence[model_pb2.Model]) -> Table:
-    """A row per model."""
+def models_table(models: Sequence[model_pb2.Model], *, is_flat: bool = False) -> Table:
+    """A row per model.
+
+    Args:
+        is_flat: a row is one line, as programs read it.
+    """
     table = make_table(
         "model", "state", "arch", ">params", ">size", ">context", ">needs", ">workers", "digest"
     )
     # Where a terminal is narrow, architecture and digest fold first: names and states are what is looked for.
+    between = " " if is_flat else "\n"
     longest = max((len(model.card.name) for model in models), default=0)
     for column, least in zip(table.columns, (min(longest, _NAME_COLUMNS), _STATE_COLUMNS, 1), strict=False):
         column.no_wrap, column.overflow, column.min_width = False, "fold", least
@@ -30,8 +35,8 @@ def models_table(models: Sequence[model_pb2.Model]) -> Table:
         card = model.card
         needs = max((place.needs_bytes for place in model.places), default=0)
         table.add_row(
-            _names(model),
-            _state(model),
+            _names(model).replace("\n", between),
+            _state(model).replace("\n", between),
             escape(" ".join(filter(None, (card.architecture, card.quantization)))),
             scaled(card.parameters, 1000, ("", " k", " M", " B")),
             bytes_words(card.size_bytes),

@@ -56,8 +56,10 @@ def roles_table(roles: Sequence[policy_pb2.Role]) -> Table:
     return table
 
 
-def limits_table(limits: Sequence[policy_pb2.RateLimit]) -> Table:
+def limits_table(limits: Sequence[policy_pb2.RateLimit]) -> RenderableType:
     """A row per subject."""
+    if not limits:
+        return "no limits are set"
     table = make_table(
         "subject", ">requests/min", ">tokens/min", ">requests/day", ">tokens/day", ">at a time", ">version"
     )
@@ -98,8 +100,10 @@ def used_table(used: policy_pb2.GetUsageResponse) -> RenderableType:
     return Group(f"usage of [bold]{escape(used.tenant)}[/]", "", table)
 
 
-def guardrails_table(sets: Sequence[guardrails_pb2.GuardrailsSummary]) -> Table:
+def guardrails_table(sets: Sequence[guardrails_pb2.GuardrailsSummary]) -> RenderableType:
     """A row per set."""
+    if not sets:
+        return "no guardrails are set"
     table = make_table(
         "tenant",
         "model",

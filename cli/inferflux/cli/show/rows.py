@@ -40,13 +40,16 @@ class Rows(Table):
         return sum(width + _GAP for width in others) + min(last, self._last)
 
     def _paragraphs(self) -> RenderResult:
-        """The first cell in a line of its own; below it the others, each after its heading."""
+        """The first heading; then of each row the first cell in a line of its own, and below it the others,
+        each after its heading."""
         headings = [str(column.header) for column in self.columns]
+        yield Text.from_markup(f"[dim]{headings[0]}[/]")
         for cells in zip(*(column.cells for column in self.columns), strict=True):
             first, *others = map(str, cells)
             named = zip(headings[1:], others, strict=True)
             said = [f"[dim]{heading}[/] {cell}" if heading else cell for heading, cell in named if cell]
-            yield Text.from_markup(first, overflow="fold")
+            if first:
+                yield Text.from_markup(first, overflow="fold")
             yield Padding(Text.from_markup(" · ".join(said), overflow="fold"), (0, 0, 0, _GAP))
 
 
