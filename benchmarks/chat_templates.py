@@ -23,7 +23,6 @@ from inferflux.common.text.chat_templates.capabilities import Place
 from inferflux.common.text.chat_templates.sandbox import today
 from inferflux.common.text.chat_templates.switches import SwitchError, switches_of
 from inferflux.common.text.chat_templates.templates import ChatTemplate, Json, TemplateError
-from inferflux.gateway.tokenizer.image_markers import ImageMarkers
 from inferflux.gateway.tokenizer.rendering import Asked, TemplateRenderer
 from inferflux.gateway.tokenizer.tokenizer_fault import TokenizerFaultError
 from inferflux.v1 import inference_pb2
@@ -199,7 +198,7 @@ def _ours(renderer: TemplateRenderer, messages: list[Json], tools: list[Json], a
             [_message(each) for each in messages],
             [_described(each) for each in tools],
             asked,
-            ImageMarkers("none"),
+            "none",
         )
     except (TokenizerFaultError, TemplateError):
         return None

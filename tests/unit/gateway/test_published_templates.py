@@ -11,7 +11,6 @@ from harness.shared_templates import needs_templates, of_each_template, template
 
 from inferflux.common.text.chat_templates.capabilities import Place
 from inferflux.common.text.chat_templates.switches import SwitchError, switches_of
-from inferflux.gateway.tokenizer.image_markers import ImageMarkers
 from inferflux.gateway.tokenizer.rendering import Asked, TemplateRenderer
 from inferflux.v1 import inference_pb2
 
@@ -59,7 +58,7 @@ def rendered(
     name: str, messages: Sequence[Message], *tools: inference_pb2.Tool, asked: Asked | None = None
 ) -> str:
     renderer = renderer_of(name)
-    return renderer.render(messages, tools, asked or Asked(), ImageMarkers("mark")).text
+    return renderer.render(messages, tools, asked or Asked(), "mark").text
 
 
 def call(city: str, call_id: str = "call_1") -> inference_pb2.ToolCall:
@@ -205,7 +204,7 @@ def test_a_control_token_stays_text_in_every_place(name: str) -> None:
         [*messages, result(hostile)],
         [TOOL],
         Asked(),
-        ImageMarkers("m"),
+        "m",
     )
     inside = [part for part in made.parts if isinstance(part, str) and hostile in part]
     assert inside == []

@@ -7,22 +7,11 @@ from collections.abc import Sequence
 
 
 class ImageMarkers:
-    """Markers of a tokenizer's prompts.
+    """The markers of one prompt.
 
     Args:
         secret: letters and digits that no text has by chance, so that no message can spell a marker.
     """
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-
-    def begin(self) -> PromptMarkers:
-        """Begin the markers of one prompt."""
-        return PromptMarkers(self._secret)
-
-
-class PromptMarkers:
-    """The markers of one prompt."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret

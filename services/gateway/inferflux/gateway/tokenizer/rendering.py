@@ -102,7 +102,7 @@ class Renderer:
         plain, of_tools = vocab.chat_template, vocab.tool_template
         self._plain = None if plain is None and of_tools is None else self._parsed(plain or of_tools or "")
         self._of_tools = self._parsed(of_tools) if of_tools else self._plain
-        self._markers = ImageMarkers(secrets.token_hex(8))
+        self._marker_secret = secrets.token_hex(8)
 
     def render(
         self,
@@ -120,7 +120,7 @@ class Renderer:
         if tools and not template.support.is_usable:
             why = "the model's chat template shows no tools, or spells calls in a way that is not known here"
             raise TokenizerFaultError(tokenizer_pb2.TOKENIZER_FAULT_NO_TOOLS, why)
-        return template.render(messages, tools, asked, self._markers)
+        return template.render(messages, tools, asked, self._marker_secret)
 
     def _parsed(self, source: str) -> TemplateRenderer | str:
         """The template, or why it cannot be used."""
@@ -173,10 +173,14 @@ class TemplateRenderer:
         messages: Sequence[inference_pb2.ChatMessage],
         tools: Sequence[inference_pb2.Tool],
         asked: Asked,
-        markers: ImageMarkers,
+        marker_secret: str,
     ) -> Rendered:
-        """The prompt for a conversation; raises as `Renderer.render`."""
-        media = markers.begin()
+        """The prompt for a conversation; raises as `Renderer.render`.
+
+        Args:
+            marker_secret: of `ImageMarkers`.
+        """
+        media = ImageMarkers(marker_secret)
         said = template_messages(
             messages, self._controls, looked_for=self._template.looked_for, image=media.next
         )

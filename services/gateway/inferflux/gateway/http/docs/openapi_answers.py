@@ -160,15 +160,7 @@ _ERROR = _object(
 )
 
 _TEXT_USAGE = _object(prompt_tokens=_COUNT, total_tokens=_COUNT)
-_RANKED: Schema = {
-    "type": "object",
-    "properties": {
-        "index": _COUNT,
-        "relevance_score": {"type": "number"},
-        "document": _object(text=_TEXT),
-    },
-    "required": ["index", "relevance_score"],
-}
+_RANKED = _object({"document": _object(text=_TEXT)}, index=_COUNT, relevance_score={"type": "number"})
 
 # By the names that operations call them.
 ANSWERS: dict[str, Schema] = {
