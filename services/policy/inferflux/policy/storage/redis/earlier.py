@@ -106,7 +106,7 @@ class RedisTableOverEarlier(RedisTable):
         if self._has_removed or time.monotonic() < self._remove_at:
             return
         try:
-            if await self._writes.run(self._confirm, [LARGE_ROWS], [_TAKEN.text]):
+            if await self._replicated(self._confirm, [LARGE_ROWS], [_TAKEN.text]):
                 await self._earlier.remove()
                 async with self._guard.limit():
                     await self._redis.hdel(LARGE_ROWS, _TAKEN.text)

@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from inferflux.common.contract.errors import Unavailable
+from inferflux.common.redis.store import has_replicas
 from inferflux.policy.storage.guarded import StoreGuard
 from inferflux.policy.storage.table import LARGE, REMEMBERED_MS, Changes, Edits, Row
 
-from .replicated import ReplicatedWrites
-
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.commands.core import AsyncScript
 
 _PREFIX = "inferflux:{policy}:"
 REVISION = f"{_PREFIX}revision"
@@ -60,6 +60,8 @@ return 1
 # Rows of one answer, about; and how often all are read again because too much has changed meanwhile.
 _PART = 1000
 _ATTEMPTS = 5
+# Of the time that one answer may take: what the wait for a replica may.
+_PART_OF_LIMIT = 0.6
 
 
 class RedisTable:
@@ -68,7 +70,6 @@ class RedisTable:
     def __init__(self, redis: Redis, guard: StoreGuard) -> None:
         self._redis = redis
         self._guard = guard
-        self._writes = ReplicatedWrites(redis, guard)
         self._read = redis.register_script(_READ)
         self._write = redis.register_script(_WRITE)
 
@@ -125,7 +126,34 @@ class RedisTable:
         flat: list[str | int] = [expected, revision, REMEMBERED_MS]
         for row, value in edits.items():
             flat += [4 if row.kind in LARGE else 2, row.text, "del" if value is None else "set", value or ""]
-        return bool(await self._writes.run(self._write, [REVISION, ROWS, _CHANGED, LARGE_ROWS], flat))
+        return bool(await self._replicated(self._write, [REVISION, ROWS, _CHANGED, LARGE_ROWS], flat))
+
+    async def _replicated(
+        self, script: AsyncScript, keys: Sequence[str], arguments: Sequence[str | int]
+    ) -> Any:
+        """Run a script that writes. Where a replica may become the primary, one must have what was written.
+
+        Returns:
+            Its result; nothing was written where that is 0.
+
+        Raises:
+            Unavailable: Redis did not answer, or no replica did (NOT_REPLICATED): then it was written.
+        """
+        async with self._guard.limit():
+            if not await has_replicas(self._redis, keys[0]):
+                return await script(list(keys), list(arguments))
+            # WAIT is about what its own connection has written.
+            pipeline = self._redis.pipeline(transaction=False)
+            await script(list(keys), list(arguments), client=pipeline)
+            pipeline.execute_command("WAIT", 1, round(1000 * _PART_OF_LIMIT * self._guard.timeout_s))
+            result, n_replicas = await pipeline.execute()
+        if result and not n_replicas:
+            message = (
+                "the change was made, but no replica of Redis has confirmed it: "
+                "if the primary is lost now, it may be undone; look again later"
+            )
+            raise Unavailable(message, reason="NOT_REPLICATED", retry_delay_s=None)
+        return result
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
