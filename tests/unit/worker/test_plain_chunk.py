@@ -6,7 +6,7 @@ import numpy as np
 from harness.sequences import new_sequence
 
 from inferflux.v1 import tokens_pb2
-from inferflux.worker.engine.step.plain_chunk import PlainChunk
+from inferflux.worker.engine.step.chunks import PlainChunk
 
 
 def test_each_chunk_says_what_a_message_of_its_own_would_say() -> None:

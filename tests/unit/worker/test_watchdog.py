@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferflux.worker.model.watchdog import Watchdog
+from inferflux.worker.model.engine_pace import Watchdog
 
 
 def asked(watchdog: Watchdog, times: int, *, has_running: bool = True) -> list[bool]:

@@ -20,13 +20,12 @@ from inferflux.worker.processes.engine_host import DeathHandler, EngineHost, Rep
 
 from . import engine_log, request_log
 from .cache_clearing import CacheClearing
+from .engine_pace import Rates, Watchdog
 from .image_reads import ImageReads
 from .model_adapters import ModelAdapters
 from .model_card import learn_card, new_card
 from .model_options import CacheCounts, CacheReports, EngineLink, MakeEngine, ModelOptions, Shared
-from .rates import Rates
 from .residents import Limits, Refused, Resident, ResidentTable, request_key
-from .watchdog import Watchdog
 
 _WATCH_INTERVAL_S = 0.5
 # How long the step may take that the engine makes when it is told to flush.

@@ -6,9 +6,10 @@ It never reads a file of theirs: the gateway has decoded it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,6 @@ from inferflux.common.llama.native import first_log_error
 from inferflux.common.llama.vocab import Vocab
 from inferflux.v1 import engine_pb2
 
-from .zeroed import zeroed_memory
-
 Embeddings = NDArray[np.float32]
 
 # Sizes that an image is tried in when the projector is loaded.
@@ -29,6 +28,28 @@ _TRIAL_SIZES = ((64, 64), (640, 160), (160, 640), (1024, 1024), (1536, 999))
 _TRIAL_S = (2, 31)
 _SAMPLE_BYTES = 4
 _AXES = 4
+# glibc fills what it gives out with the complement of this byte, what is freed with it: see mallopt(3).
+_M_PERTURB: Final = -6
+_GIVES_ZEROS: Final = 0xFF
+
+_mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+
+
+@contextmanager
+def _zeroed_memory() -> Iterator[None]:
+    """Zero all memory that any thread allocates meanwhile, with glibc; elsewhere do nothing. One at a time.
+
+    llama.cpp's graph for Pixtral multiplies memory that nothing was written to by zero, to clear it. Numbers
+    that are not finite stay so, and with them all that comes out.
+    """
+    if _mallopt is None:
+        yield
+        return
+    _mallopt(_M_PERTURB, _GIVES_ZEROS)
+    try:
+        yield
+    finally:
+        _mallopt(_M_PERTURB, 0)
 
 
 class ProjectorError(Exception):
@@ -94,7 +115,7 @@ class Projector:
         self._width = width
         self._most_whole = most_whole
         try:
-            with zeroed_memory():
+            with _zeroed_memory():
                 self._mtmd = Mtmd(
                     path, model, threads=threads, flash_attention=flash_attention, use_gpu=use_gpu
                 )
@@ -168,7 +189,7 @@ class Projector:
 
     def _embeddings(self, chunk: Any, n: int) -> Embeddings:
         mtmd, context = self._mtmd.library, self._mtmd.context
-        with zeroed_memory():  # a larger image has its graph's memory allocated anew
+        with _zeroed_memory():  # a larger image has its graph's memory allocated anew
             failed = mtmd.mtmd_encode_chunk(context, chunk) != 0
         if failed:
             raise ProjectorError(first_log_error("libmtmd could not encode it"))

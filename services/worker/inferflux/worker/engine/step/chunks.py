@@ -15,6 +15,26 @@ from inferflux.worker.engine.sampling.chunk_logprobs import PieceTexts, fill
 from inferflux.worker.engine.sampling.logprobs import Logprobs
 
 
+class PlainChunk:
+    """Serializes the chunks of most steps: one token and its text, nothing else.
+
+    One message is filled again for each: a new one takes twice as long.
+    """
+
+    def __init__(self) -> None:
+        self._chunk = tokens_pb2.TokenChunk(token_ids=[0])
+        self._token_ids = self._chunk.token_ids
+
+    def serialized(self, offset: int, token: int, text: str, sampled_unix_us: int) -> bytes:
+        """Return the serialized bytes that follow a sequence's `chunk_head`."""
+        chunk = self._chunk
+        chunk.offset = offset
+        self._token_ids[0] = token
+        chunk.text = text
+        chunk.sampled_unix_us = sampled_unix_us
+        return chunk.SerializeToString()
+
+
 def empty(sequence: Sequence, offset: int | None = None) -> tokens_pb2.TokenChunk:
     """A chunk from token `offset` on; without an offset after all that was generated."""
     return tokens_pb2.TokenChunk(offset=sequence.generated if offset is None else offset)

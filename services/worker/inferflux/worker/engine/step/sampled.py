@@ -25,7 +25,6 @@ from .clock import Clock
 from .constrained_answers import failure
 from .drafting import Drafting
 from .masks import Masks, masked_rows
-from .plain_chunk import PlainChunk
 from .planning import Deschedule
 from .report import Report
 from .verification import drop_rejected, samplers_of
@@ -70,7 +69,7 @@ class Sampled:
         self._fail = fail
         self._deschedule = deschedule
         self._masks = Masks()
-        self._plain = PlainChunk()
+        self._plain = chunks.PlainChunk()
 
     def advance(self, plan: StepPlan) -> None:
         """Count what a step has computed, and report how far prompts have come."""

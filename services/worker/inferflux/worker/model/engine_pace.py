@@ -1,11 +1,31 @@
-"""A watch over the progress of the engine (pure)."""
+"""Pace of an engine: how fast it prefills and decodes, and whether it stands still (pure)."""
 
 from __future__ import annotations
 
-from inferflux.common.process.machine.cpu_time import is_late
+from dataclasses import dataclass
 
+from inferflux.common.process.machine.cpu_time import is_late
+from inferflux.v1 import engine_pb2
+
+_SMOOTHING = 0.1
 # Of an interval. An engine that spends less stands still; one that spends more, and not all, is held up.
 _IDLE = 0.02
+
+
+@dataclass(slots=True)
+class Rates:
+    """Tokens per second, smoothed over the engine's steps; 0 before the first such step."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+
+    def observe(self, stats: engine_pb2.StepStats) -> None:
+        """Take a step into account, unless it was a mixed batch."""
+        seconds = max(stats.step_us, 1) / 1e6
+        if stats.prefill_tokens and not stats.decode_tokens:
+            self.prefill = _smoothed(self.prefill, stats.prefill_tokens / seconds)
+        elif stats.decode_tokens and not stats.prefill_tokens:
+            self.decode = _smoothed(self.decode, stats.decode_tokens / seconds)
 
 
 class Watchdog:
@@ -45,3 +65,7 @@ class Watchdog:
         return self._limit_s > 0 and is_late(
             worked_s=self._silent_s, waited_s=self._held_up_s, limit_s=self._limit_s
         )
+
+
+def _smoothed(old: float, new: float) -> float:
+    return new if old == 0.0 else old + _SMOOTHING * (new - old)
