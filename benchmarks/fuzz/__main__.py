@@ -27,7 +27,7 @@ from benchmarks.load.command_line import make_parser
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.common.calls import grpc_client
-from inferflux.common.calls.audit.reading import LineReader
+from inferflux.common.calls.audit.files import LineReader
 from inferflux.common.contract.address import split
 from inferflux.v1 import model_pb2, model_pb2_grpc, policy_pb2, policy_pb2_grpc
 

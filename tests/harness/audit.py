@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inferflux.common.calls.audit.reading import LineReader
+from inferflux.common.calls.audit.files import LineReader
 
 if TYPE_CHECKING:
     from inferflux.cli.stack import Stack

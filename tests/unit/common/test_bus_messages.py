@@ -6,8 +6,8 @@ import pytest
 
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.common.contract.messages.cancel_notices import parse_cancel
 from inferflux.common.contract.messages.heartbeats import parse_status
+from inferflux.common.contract.messages.notices import parse_cancel
 from inferflux.v1 import scheduler_pb2
 
 

@@ -18,8 +18,7 @@ from inferflux.cli.reach.command import AsJson, StateDirectory, state_path
 from inferflux.cli.reach.errors import CommandError
 from inferflux.common.calls.audit.chain import AuditKeys, BadLine, Head, read_head
 from inferflux.common.calls.audit.entry import TextDigest
-from inferflux.common.calls.audit.files import HEAD_FILE, KEY_FILE, chains_of, files_of
-from inferflux.common.calls.audit.reading import LineReader
+from inferflux.common.calls.audit.files import HEAD_FILE, KEY_FILE, LineReader, chains_of, files_of
 from inferflux.common.calls.audit.verify import Verdict, verify
 
 _KEY_VARIABLE = "INFERFLUX_AUDIT_KEY"

@@ -13,13 +13,12 @@ from inferflux.common.contract.errors import Unavailable
 from inferflux.common.process.tasks import Background
 from inferflux.common.process.tls import ServerTls
 
-from . import grpc_noise
 from .audit.writer import NO_AUDIT, AuditTrail
 from .grpc_interceptor import Admit, RequestInterceptor
 from .grpc_options import SERVER_OPTIONS, Option
 from .grpc_rules import MethodRule
 from .grpc_tls import server_credentials
-from .pinned_grpc import AioServer, Health
+from .pinned_grpc import AioServer, Health, silence_logger
 
 # Of calls that run when a server leaves: `stop` ends them before.
 _LEAVE_LIMIT_S = 86_400.0
@@ -127,6 +126,6 @@ def build_server(
         taken_at_once: calls to one method that are taken in a round of the event loop. With many, calls that
             admission does not hold back lose their places for bodies to each other.
     """
-    grpc_noise.silence()
+    silence_logger()
     interceptor = RequestInterceptor(rules, admit, trail)
     return GrpcServer(AioServer([interceptor], [*SERVER_OPTIONS, *options], most_at_once=taken_at_once))

@@ -9,12 +9,17 @@ server.pyx.pxi, 1.85) has two flaws:
   few rounds in a second, so calls wait for seconds in gRPC's core, where none can go ahead of another. Here
   several are taken in a round: what they wait for then knows who is urgent, and is bounded.
 
-The names used are private to grpc, whose version is pinned; tests make such calls.
+It also logs tracebacks for errors of clients. Here bad header bytes are counted and logged in one line, and a
+client that left while it was answered is not logged.
+
+The names and log texts used are private to grpc, whose version is pinned; tests make such calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,10 +29,21 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as aio_server
 from grpc_health.v1 import health, health_pb2
 
+from inferflux.common.process import logs, metrics
+
 from .grpc_options import Option
+
+log = logs.get()
 
 _grpc: Any = cygrpc
 _aio: Any = aio_server
+
+_LOGGER = "grpc._cython.cygrpc"
+_INVALID = "Invalid encoding"
+# A client left in the moment its answer was sent.
+_LEFT = "ExecuteBatchError raised in core"
+# At most one line in this time.
+_SAID_EVERY_S = 60.0
 
 
 class _AioServer(_grpc.AioServer):  # type: ignore[misc]
@@ -143,3 +159,31 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
         answer = health_pb2.HealthCheckResponse
         statuses = {name: answer(status=status) for name, status in self._server_status.items()}
         return health_pb2.HealthListResponse(statuses=statuses)
+
+
+class _BadHeaders(logging.Filter):
+    """Takes such records away. gRPC itself goes on with undecodable header bytes as Latin-1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_at: float | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = str(record.msg)
+        if message.startswith(_LEFT):
+            return False
+        if not message.startswith(_INVALID):
+            return True
+        metrics.BAD_HEADERS.inc()
+        now = time.monotonic()
+        if self._said_at is None or now - self._said_at >= _SAID_EVERY_S:
+            self._said_at = now
+            log.warning("a call's headers are not UTF-8", counted_in="inferflux_grpc_bad_headers_total")
+        return False
+
+
+def silence_logger() -> None:
+    """Filter gRPC's logger, once in a process."""
+    logger = logging.getLogger(_LOGGER)
+    if not any(isinstance(one, _BadHeaders) for one in logger.filters):
+        logger.addFilter(_BadHeaders())

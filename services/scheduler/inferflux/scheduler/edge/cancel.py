@@ -5,7 +5,7 @@ from __future__ import annotations
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InvalidArgument, Unavailable
-from inferflux.common.contract.messages.cancel_notices import parse_cancel
+from inferflux.common.contract.messages.notices import parse_cancel
 from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core.types.jobs import Attempt, RequestKey
 from inferflux.scheduler.metrics import SchedulerMetrics

@@ -8,7 +8,7 @@ import time
 from inferflux.common.bus import Bus, Message
 from inferflux.common.contract import checks, partitions, subjects
 from inferflux.common.contract.errors import Aborted, InferFluxError, Internal, InvalidArgument
-from inferflux.common.contract.messages.wanted_notices import parse_wanted
+from inferflux.common.contract.messages.notices import parse_wanted
 from inferflux.common.contract.terms import SeenTerms
 from inferflux.common.process import logs
 from inferflux.common.process.bad_messages import BadMessages

@@ -7,7 +7,7 @@ import time
 from inferflux.common.bus import Bus, Message, Subscription
 from inferflux.common.contract import checks, partitions, subjects
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument
-from inferflux.common.contract.messages.cancel_notices import parse_cancel
+from inferflux.common.contract.messages.notices import parse_cancel
 from inferflux.common.contract.request_times import set_clock
 from inferflux.common.process import logs
 from inferflux.common.process.bad_messages import BadMessages

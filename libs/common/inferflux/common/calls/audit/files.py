@@ -1,4 +1,4 @@
-"""The files of one audit chain: in a folder that one process writes, each of one day.
+"""The files of audit chains: each chain in a folder that one process writes, each file of one day.
 
     NAME-0/audit-000000000001-20260131.jsonl   lines; the name says the first one's number and day (UTC)
     NAME-0/head                                the last line's number and hash: a missing end shows against it
@@ -17,9 +17,10 @@ import fcntl
 import os
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from inferflux.common.process.private_files import write_private
 
@@ -212,6 +213,41 @@ class ChainFiles:
         # What a killed process left incomplete stays; the next write ends it, and the next line names it.
         self._is_in_line = is_in_line
         self._before_next = b"\n" if is_in_line else b""
+
+
+class LineReader:
+    """Gives the whole lines of trails, unchecked, each once, as they come. What cannot be read is left out.
+
+    Args:
+        paths: folders of chains, or files.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._positions: dict[Path, int] = {}
+
+    def new_lines(self) -> Iterator[dict[str, Any]]:
+        """The fields of each line that was written since the last call."""
+        for path in self._paths:
+            files = (
+                [file for chain in chains_of(path) for file in files_of(chain)] if path.is_dir() else [path]
+            )
+            for file in files:
+                yield from self._new_of(file)
+
+    def _new_of(self, path: Path) -> Iterator[dict[str, Any]]:
+        position = self._positions.get(path, 0)
+        with path.open("rb") as file:
+            file.seek(position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                position += len(line)
+                try:
+                    yield dict(read_line(line[:-1]).fields)
+                except BadLine:
+                    continue
+        self._positions[path] = position
 
 
 def _claimed(root: Path, name: str) -> tuple[Path, int]:

@@ -5,6 +5,7 @@ Its work is bounded by counts, not by a clock: what compiles in one process comp
 
 from __future__ import annotations
 
+import ctypes
 import json
 import threading
 from collections.abc import Set as AbstractSet
@@ -14,6 +15,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from inferflux.common.llama.native import llama
 from inferflux.common.llama.vocab import Vocab
 from inferflux.common.text.answers.families import syntax_in
 from inferflux.v1 import generation_pb2
@@ -22,7 +24,6 @@ from .answers.answer import lark_of as answer_lark
 from .answers.lark import ControlToken, SpellingError
 from .checking import ConstraintError, check_of, is_checked, readable
 from .schema import NOTHING_MATCHES
-from .vocabulary import NoEndError, tokenizer_of
 
 # Whitespace is a blank, or a new line and its indentation: a model cannot go on with it for ever.
 _JSON_OPTIONS: Any = {
@@ -39,6 +40,8 @@ _UNSATISFIABLE = "Unsatisfiable schema: "
 _MOST_ITEMS = 20_000
 # Functions that are compiled one by one to find the one at fault.
 _MOST_TRIED = 64
+# What llguidance takes for a token that stands for no text.
+_SPECIAL = b"\xff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,7 @@ class Compiler:
         """
         with self._reading:
             if self._tokenizer is None:
-                try:
-                    self._tokenizer = tokenizer_of(self._vocab)
-                except (NoEndError, ValueError) as error:
-                    raise ConstraintError(str(error)) from None
+                self._tokenizer = _tokenizer_of(self._vocab)
             return self._tokenizer
 
     def compile(self, constraint: generation_pb2.StructuredConstraint) -> Compiled:
@@ -114,6 +114,32 @@ class Compiler:
         if not any(mask):
             raise ConstraintError(NOTHING_MATCHES)
         return Compiled(matcher, constraint)
+
+
+def _tokenizer_of(vocab: Vocab) -> LLTokenizer:
+    """Every token as the text it adds to an answer: control tokens add none, whatever their name looks like.
+
+    It keeps a pointer into `vocab`, which must live longer. Takes about a second for 128,000 tokens.
+
+    Raises:
+        ConstraintError: no token ends a generation, or llguidance cannot read the vocabulary.
+    """
+    ends = sorted(vocab.eog, key=lambda token: (token != vocab.eos, token))
+    if not ends:
+        raise ConstraintError("the vocabulary has no token that ends an answer")
+    make: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]
+    texts = [vocab.piece(token) or _SPECIAL + vocab.text(token).encode() for token in range(vocab.size)]
+    try:
+        tokenizer: LLTokenizer = make(
+            tokens=texts,
+            vocab_ptr=vocab.pointer,
+            tokenize_fptr=ctypes.cast(llama._lib.llama_tokenize, ctypes.c_void_p).value,  # noqa: SLF001
+            eos_token=ends,
+            slices=None,
+        )
+    except ValueError as error:
+        raise ConstraintError(str(error)) from None
+    return tokenizer
 
 
 def grammar_of(
