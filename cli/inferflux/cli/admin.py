@@ -22,11 +22,10 @@ from .operate.cache_admin import cache
 from .operate.certs_admin import certs
 from .operate.guardrail_admin import guardrails
 from .operate.key_admin import api_keys
-from .operate.limit_admin import rate_limit
+from .operate.limit_admin import rate_limit, usage
 from .operate.nats_user_admin import nats_user
 from .operate.policy_transfer import policy
 from .operate.role_admin import roles
-from .operate.usage_admin import usage
 from .reach.client import Client
 from .reach.command import ApiKey, Call, Endpoint, StateDirectory, make_console, with_client
 from .reach.flag_groups import Commands

@@ -107,9 +107,9 @@ def up(*, flags: UpFlags, verbose: Verbose = False) -> None:
 @app.command(rich_help_panel=_START)
 def demo(model: ModelPath = None, verbose: Verbose = False) -> None:
     """Start a stack aside, stream one answer, say how fast it was, end it."""
-    from .demo import show_answer
     from .stack import StackOptions
     from .stack.foreground import in_foreground
+    from .up import show_answer
 
     options = StackOptions(model=model)
     raise typer.Exit(asyncio.run(in_foreground(options, show_answer, is_verbose=verbose, says_end=False)))

@@ -1,4 +1,4 @@
-"""`inferctl up`: the stack in the foreground, until Ctrl-C."""
+"""`inferctl up` and `inferctl demo`: a stack in the foreground, until Ctrl-C or for one answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,9 @@ from rich.markup import escape
 from inferflux.common.contract import subjects
 from inferflux.common.contract.errors import InferFluxError
 
+from .ask.answer import Answer
+from .ask.generation import Generation, user_message
+from .ask.stream import stream_text
 from .model_files.choosing import DEMO, Chosen, choose
 from .model_files.named import SMOLLM2
 from .reach.client import Client
@@ -32,12 +36,29 @@ from .stack.options import DEMO_MODEL, ENGINE, NULL_WORKERS
 
 _TLS = "the CA: INFERFLUX_TLS_CA; beside it client.pem and client.key, which NATS asks for"
 
+_DEMO_QUESTION = "Tell me a short story about a fox."
+_DEMO_GENERATION = Generation(max_tokens=200, temperature=0.0)
+
 
 async def serve(stack: Stack, console: Console) -> None:
     """Say where it is, and go on until cancelled."""
     lines = [*warnings(stack), *await _without(stack), *welcome(stack, _program())]
     console.print("\n".join(lines), soft_wrap=True)
     await asyncio.Event().wait()
+
+
+async def show_answer(stack: Stack, console: Console) -> None:
+    """Ask one question; print the answer as it comes, and how fast it came."""
+    console.print(f"\n[bold cyan]>[/] {_DEMO_QUESTION}")
+    answer = Answer(sent_at=time.monotonic())
+    async with Client(stack.target) as client:
+        messages, params = [user_message(_DEMO_QUESTION)], _DEMO_GENERATION.params()
+        await stream_text(client.chat(messages, model=stack.model_name, params=params), answer)
+    rate = f"{answer.tokens_per_s:.0f} tokens/s" if answer.tokens_per_s else "one message"
+    ttft = f"{answer.ttft_s * 1000:.0f} ms" if answer.ttft_s is not None else "none came"
+    console.print(
+        f"\n[dim]time to first token[/] {ttft}  [dim]then[/] {rate}  [dim]for[/] {answer.tokens} tokens"
+    )
 
 
 def chosen_model(wanted: str, state_dir: Path, *, needs_answers: bool) -> Chosen:

@@ -6,7 +6,7 @@ import pytest
 import typer
 from rich.console import Console, RenderableType
 
-from inferflux.cli.show.durations import seconds_of
+from inferflux.cli.operate.key_admin import seconds_of
 from inferflux.cli.show.policy_tables import (
     changes_view,
     guardrails_table,

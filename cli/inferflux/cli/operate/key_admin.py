@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import Annotated, Any
@@ -13,11 +14,13 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from inferflux.cli.reach.client import Client
 from inferflux.cli.reach.command import Call, make_console, print_json
 from inferflux.cli.reach.flag_groups import Commands
-from inferflux.cli.show.durations import seconds_of
 from inferflux.cli.show.policy_tables import keys_table
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 from inferflux.v1 import policy_pb2
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 
 api_keys = Commands(help="Manage keys: who may call, and what for.", no_args_is_help=True)
 
@@ -170,6 +173,18 @@ def revoke(key_id: KeyId, version: Version = 0, *, call: Call) -> None:
 
     request = policy_pb2.RevokeApiKeyRequest(key_id=key_id, version=version)
     call.policy("RevokeApiKey", request, f"{key_id} is refused from now on")
+
+
+def seconds_of(text: str, option: str) -> int:
+    """Read a duration such as `30s`, `15m`, `24h` or `90d`.
+
+    Raises:
+        typer.BadParameter: it is none; names the option.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{option} is a number and one of s, m, h, d, such as 24h")
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _in(duration: str) -> Timestamp | None:

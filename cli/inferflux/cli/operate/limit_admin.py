@@ -1,4 +1,4 @@
-"""`inferctl admin rate-limit`: how much keys, tenants and models may have."""
+"""`inferctl admin rate-limit` and `usage`: how much keys, tenants and models may have, and what was used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from inferflux.cli.reach.command import Call
 from inferflux.cli.reach.flag_groups import Commands
-from inferflux.cli.show.policy_tables import limits_table, usage_table
+from inferflux.cli.show.policy_tables import limits_table, usage_table, used_table
 from inferflux.common.contract.callers.credentials import subject_id
 from inferflux.v1 import policy_pb2
 
@@ -83,3 +83,8 @@ def delete(subject: Subject, version: Version = 0, *, call: Call) -> None:
 
     request = policy_pb2.DeleteRateLimitRequest(subject=subject, version=version)
     call.policy("DeleteRateLimit", request, f"{subject} has no limits of its own any more")
+
+
+def usage(tenant: Annotated[str, typer.Argument(help="The tenant.")], *, call: Call) -> None:
+    """Show how many requests and tokens a tenant has used, with all its keys, since its first request."""
+    call.policy("GetUsage", policy_pb2.GetUsageRequest(tenant=tenant), used_table)
