@@ -52,7 +52,9 @@ def record_of(secret: str, **fields: Any) -> ApiKeyRecord:
 SECRET = keys.generate()
 MANY = [record_of(SECRET), *(record_of(f"k{i}", created_unix_ms=8 + i) for i in range(600))]
 IN_TIME = int(time.time() * 1000) + 3_600_000
-ROTATED = record_of("before").rotated(keys.digest_of("after"), previous_until_unix_ms=IN_TIME)
+ROTATED = record_of("before", created_unix_ms=6).rotated(
+    keys.digest_of("after"), previous_until_unix_ms=IN_TIME
+)
 ALL = Earlier([ROTATED, *MANY], [ROLE], [LIMIT], {SET: (SUMMARY, rules())}, ["m"])
 
 
