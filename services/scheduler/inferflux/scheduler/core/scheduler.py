@@ -240,7 +240,7 @@ class SchedulerCore:
             return self._state.put_back(job, now)  # to be placed anew, by what is cached now
         if worker is None or worker.is_held or worker.state != scheduler_pb2.WORKER_STATE_READY:
             out = self._state.put_back(job, now)
-            job.replay.set_due(is_due=job.is_queued)  # by then there may be more to read
+            job.replay = job.replay.due(is_due=job.is_queued)  # by then there may be more to read
             return out
         worker.assignments[key].epoch = job.epoch
         return self._planner.dispatch(worker, [job], now)

@@ -9,7 +9,7 @@ from inferflux.common.contract.epochs import MAX_EPOCH
 from inferflux.scheduler.core.types import bounds
 from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.core.types.bounds import Bounds
-from inferflux.scheduler.core.types.facets import Replay, Wait
+from inferflux.scheduler.core.types.facets import INHERITED, NO_REPLAY, Wait
 from inferflux.scheduler.core.types.jobs import Job, RequestKey
 from inferflux.scheduler.core.workers.rates import ModelRates
 from inferflux.v1 import scheduler_pb2
@@ -51,7 +51,7 @@ class Arrivals:
         """
         self._arrivals += 1
         enqueued_s = min(max(request.enqueued_unix_ms / 1000 or now, now - _OLDEST_S), now)
-        job = Job(
+        return Job(
             key=RequestKey(request.tenant, request.request_id),
             request=request,
             handle=handle,
@@ -62,10 +62,9 @@ class Arrivals:
             since_s=enqueued_s,
             epoch=min(max(1, request.epoch), MAX_EPOCH),
             wait=Wait(now),
-            replay=Replay(is_inherited, is_due=is_inherited),
+            replay=INHERITED if is_inherited else NO_REPLAY,
+            cached_on=self._with_same_prompt(request, cached_on),
         )
-        job.cached_on = self._with_same_prompt(request, cached_on)
-        return job
 
     def _with_same_prompt(
         self, request: scheduler_pb2.InferenceRequest, cached_on: Mapping[str, int]

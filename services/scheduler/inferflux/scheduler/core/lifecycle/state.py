@@ -178,7 +178,7 @@ class SchedulerState:
 
     def read(self, job: Job) -> Action:
         job.state = JobState.READING
-        job.replay.begin()
+        job.replay = job.replay.begun()
         return actions.ReadReplay(
             job.key, job.replay.read_id, None if job.replay.terminal_event else job.request
         )
@@ -314,7 +314,7 @@ class SchedulerState:
             return self.wait(job)
         self.leave_queue(job)
         self.release(job)
-        job.replay.finish_with(terminal_event)
+        job.replay = job.replay.finishing_with(terminal_event)
         if job.replay.is_due:
             return [] if job.state is JobState.READING else [self.read(job)]
         chunk = outcomes.terminal_chunk(job, terminal_event)
@@ -346,7 +346,7 @@ class SchedulerState:
         self.release(job)
         self.take_urgency(job)
         worker.adopt(unowned, cells_wanted_on(job, worker))
-        job.replay.adopt()
+        job.replay = job.replay.adopted()
         job.epoch = unowned.epoch
         job.worker_id = worker.worker_id
         job.stay.adopt(now)

@@ -111,9 +111,10 @@ class Retries:
 NO_RETRIES = Retries()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Replay:
-    """Epochs and tokens of it that readers may have, and the reading of them from the token stream."""
+    """Epochs and tokens of it that readers may have, and the reading of them from the token stream. A change
+    makes a new value: most jobs are never read, and share one."""
 
     # It was queued before this scheduler started: it may run, or have run, in an epoch unknown here.
     is_inherited: bool = False
@@ -128,33 +129,35 @@ class Replay:
     # The highest epoch that readers are known to have seen, or may see first.
     readers_epoch: int = 1
 
-    def begin(self) -> None:
+    def begun(self) -> Replay:
         """A read begins: earlier ones do not count."""
-        self.read_id += 1
+        return replace(self, read_id=self.read_id + 1)
 
-    def end(self, seen_epoch: int) -> None:
+    def ended(self, seen_epoch: int) -> Replay:
         """Readers have seen this epoch, and what was emitted is known."""
-        self.readers_epoch = max(self.readers_epoch, seen_epoch)
-        self.is_due = self.is_inherited = False
+        epoch = max(self.readers_epoch, seen_epoch)
+        return replace(self, readers_epoch=epoch, is_due=False, is_inherited=False)
 
-    def set_due(self, *, is_due: bool = True) -> None:
-        self.is_due = is_due
+    def due(self, *, is_due: bool) -> Replay:
+        return replace(self, is_due=is_due)
 
-    def finish_with(self, terminal_event: TerminalEvent) -> None:
-        self.terminal_event = terminal_event
+    def finishing_with(self, terminal_event: TerminalEvent) -> Replay:
+        return replace(self, terminal_event=terminal_event)
 
-    def adopt(self) -> None:
+    def adopted(self) -> Replay:
         """A worker has it: no read is waited for."""
-        self.read_id += 1
-        self.terminal_event = None
-        self.is_inherited = False
-        self.is_adopted = True
+        return replace(
+            self, read_id=self.read_id + 1, terminal_event=None, is_inherited=False, is_adopted=True
+        )
 
-    def next_epoch(self) -> None:
+    def in_next_epoch(self) -> Replay:
         """Chunks of the last epoch must be read."""
-        self.is_due = True
-        self.is_inherited |= self.is_adopted
-        self.is_adopted = False
+        is_inherited = self.is_inherited or self.is_adopted
+        return replace(self, is_due=True, is_inherited=is_inherited, is_adopted=False)
+
+
+NO_REPLAY = Replay()
+INHERITED = Replay(is_inherited=True, is_due=True)
 
 
 @dataclass(slots=True, eq=False)

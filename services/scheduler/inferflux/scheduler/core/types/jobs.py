@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inferflux.common.contract import epochs
 from inferflux.v1 import scheduler_pb2
 
-from .facets import NO_RETRIES, Charged, Replay, Retries, Stay, Wait
+from .facets import NO_REPLAY, NO_RETRIES, Charged, Replay, Retries, Stay, Wait
 
 if TYPE_CHECKING:
     from .readers import Readers
@@ -108,7 +108,7 @@ class Job:
     wait: Wait = field(default_factory=Wait)
     stay: Stay = field(default_factory=Stay)
     retries: Retries = NO_RETRIES
-    replay: Replay = field(default_factory=Replay)
+    replay: Replay = NO_REPLAY
     charged: Charged = field(default_factory=Charged)
     # None for a job whose readers no gateway reports.
     readers: Readers | None = None
@@ -209,7 +209,7 @@ class Job:
         emitted must be read."""
         self.epoch = epochs.after(self.epoch)
         self.stay.end()
-        self.replay.next_epoch()
+        self.replay = self.replay.in_next_epoch()
 
     def continue_from(self, token_ids: list[int], seen_epoch: int, now: float) -> None:
         """Take over what readers have been given so far.
@@ -221,6 +221,6 @@ class Job:
             passed = int(max(0.0, now - self.enqueued_s) * _EPOCHS_PER_S)
             self.epoch = max(epochs.after(self.epoch), min(_EPOCHS_AT_ONCE + passed, epochs.MAX_EPOCH))
         self.epoch = max(self.epoch, epochs.after(seen_epoch))
-        self.replay.end(seen_epoch)
+        self.replay = self.replay.ended(seen_epoch)
         del self.request.generated_token_ids[:]
         self.request.generated_token_ids.extend(token_ids)
