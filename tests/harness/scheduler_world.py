@@ -426,15 +426,14 @@ class World:
             assert worker.free_slots <= max(0, worker.slots - worker.n_running)
             if not worker.unowned:
                 assert worker.free_slots == max(0, worker.slots - worker.n_running)
-        held = Counter((j.model, j.key.tenant) for j in core.jobs.values() if core.queue.has_place(j))
+        bound = [j for j in core.jobs.values() if j.worker_id and j.state is not JobState.PARKED]
+        held = Counter((j.model, j.key.tenant) for j in bound)
         for model, places in core.queue.running.items():
             tenants = {tenant for _, tenant in held} | {key.tenant for key in core.jobs}
             assert {t: n for t in tenants if (n := places.of(t))} == {
                 t: n for (m, t), n in held.items() if m == model
             }
         for key, job in core.jobs.items():
-            is_bound = job.worker_id is not None and job.state is not JobState.PARKED
-            assert core.queue.has_place(job) == is_bound
             has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING, JobState.PARKED)
             assert (job.worker_id is not None) == has_place or job.state is JobState.READING
             assert job.worker_id is None or key in core.table.workers[job.worker_id].assignments

@@ -337,10 +337,6 @@ class Queue:
     def discard(self, job: Job) -> None:
         self.models[job.model].discard(job)
 
-    def has_place(self, job: Job) -> bool:
-        """True if a job counts among those that have a place on a worker."""
-        return job in self._placed
-
     def take_place(self, job: Job) -> None:
         """Count a place on a worker for a job that had none."""
         if job not in self._placed:
