@@ -12,7 +12,7 @@ from harness.scheduler_stage import Stage, Standby
 from inferflux.common.bus import Message
 from inferflux.common.contract import subjects
 from inferflux.common.contract.partitions import WHOLE
-from inferflux.scheduler.core.lease.lease import Record
+from inferflux.scheduler.core.lease.lease import LeaseRecord
 from inferflux.v1 import scheduler_pb2
 
 
@@ -100,7 +100,7 @@ async def test_a_leader_that_is_told_to_end_leaves_the_lease_behind(
     assert await asyncio.to_thread(leader.process.wait, 10) == 0
     entry = await theatre.bus.key_value(subjects.SCHEDULERS_BUCKET).get(subjects.scheduler_lease(WHOLE))
     assert entry is not None
-    assert Record.decode(entry.value).holder in ("", "s1")
+    assert LeaseRecord.decode(entry.value).holder in ("", "s1")
     await led_by(theatre, "s1")
     await run_to_its_end(theatre, "after")
     assert standby.process.poll() is None
@@ -174,9 +174,9 @@ async def test_the_lease_may_vanish_from_under_a_leader(
     await theatre.bus.publish(f"$KV.{subjects.SCHEDULERS_BUCKET}.{key}", b"", {"KV-Operation": "DEL"})
     bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
     async with asyncio.timeout(10):
-        while (entry := await bucket.get(key)) is None or Record.decode(entry.value).beat < 2:
+        while (entry := await bucket.get(key)) is None or LeaseRecord.decode(entry.value).beat < 2:
             await asyncio.sleep(0.05)
-    assert Record.decode(entry.value).term == before.term
+    assert LeaseRecord.decode(entry.value).term == before.term
     await theatre.add_worker("w1")
     await run_to_its_end(theatre, "one")
 
@@ -219,7 +219,7 @@ async def test_no_value_of_the_lease_key_ends_a_scheduler(
     await theatre.add_worker("w1")
     key = subjects.scheduler_lease(WHOLE)
     bucket = theatre.bus.key_value(subjects.SCHEDULERS_BUCKET)
-    forged = Record("forger", "f", 2**63 - 1, 1).encode()
+    forged = LeaseRecord("forger", "f", 2**63 - 1, 1).encode()
     for value in (b"[" * 200_000, b'{"holder": ' + b"[" * 480, b"", forged):
         await theatre.bus.publish(f"$KV.{subjects.SCHEDULERS_BUCKET}.{key}", value)
         await theatre.bus.flush()

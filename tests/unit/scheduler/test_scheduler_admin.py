@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferflux.common.bus.key_value import Entry
 from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
 from inferflux.common.contract.partitions import OTHER_PARTITION, UNKNOWN_WORKER, WHOLE, Partition, divide
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
@@ -59,11 +59,6 @@ class FakeCore:
     def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand:
         self.drain_progress(worker_id)
         return worker_pb2.WorkerCommand(clear_cache=clear, term=7)
-
-
-class Entry(NamedTuple):
-    value: bytes
-    revision: int
 
 
 class FakeBucket:

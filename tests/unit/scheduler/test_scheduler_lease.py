@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferflux.common.contract import terms
-from inferflux.scheduler.core.lease.lease import Lease, LeaseTimes, Read, Record, Role, Write
+from inferflux.scheduler.core.lease.lease import Lease, LeaseRecord, LeaseTimes, Read, Role, Write
 
 TIMES = LeaseTimes(1.5)
 UNIX_MS = 1_700_000_000_000
@@ -36,9 +36,9 @@ class Store:
         self.value, self.revision = None, 0
 
     @property
-    def record(self) -> Record:
+    def record(self) -> LeaseRecord:
         assert self.value is not None
-        return Record.decode(self.value)
+        return LeaseRecord.decode(self.value)
 
 
 @dataclass
@@ -233,14 +233,14 @@ def test_a_leader_stays_when_workers_know_its_term_an_older_one_or_nonsense(
     ],
 )
 def test_what_is_no_record_has_an_unknown_holder(value: bytes) -> None:
-    assert Record.decode(value) == Record(holder="unknown")
+    assert LeaseRecord.decode(value) == LeaseRecord(holder="unknown")
 
 
 def test_a_term_far_beyond_the_present_is_not_believed_in_the_store_either(
     world: World, leader: Lease
 ) -> None:
     """Its successor would have a term that no worker believes."""
-    forged = Record("forger", "f", 2**63 - 1, 1)
+    forged = LeaseRecord("forger", "f", 2**63 - 1, 1)
     world.store.write(Write(forged, world.store.revision))
     world.run(leader, for_s=2 * TIMES.duration_s)
     assert leader.is_held(world.now)
@@ -330,8 +330,8 @@ def test_a_foreign_value_is_waited_out_like_a_lease(world: World, value: bytes) 
 
 
 def test_a_record_reads_as_it_was_written() -> None:
-    record = Record("a", "b", 7, 8)
-    assert Record.decode(record.encode()) == record
+    record = LeaseRecord("a", "b", 7, 8)
+    assert LeaseRecord.decode(record.encode()) == record
 
 
 # Whatever happens

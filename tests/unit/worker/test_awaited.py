@@ -13,7 +13,7 @@ from inferflux.v1 import engine_pb2, scheduler_pb2
 from inferflux.worker.engine.plan.facets import Origin
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.step.awaited import AwaitedAdapters
-from inferflux.worker.engine.step.parts import Settled
+from inferflux.worker.engine.step.parts import Outcome
 from inferflux.worker.files.adapter_digest import digest_of
 
 REQUEST = scheduler_pb2.InferenceRequest()
@@ -44,9 +44,9 @@ def sequence_with(digest: str, number: int = 0) -> Sequence:
     return made
 
 
-def polled(part: AwaitedAdapters) -> list[Settled]:
+def polled(part: AwaitedAdapters) -> list[Outcome]:
     """What ends once nothing is being loaded any more."""
-    ends: list[Settled] = []
+    ends: list[Outcome] = []
     while part.adapters.is_busy:
         ends += part.poll(0.0)
         time.sleep(0.001)

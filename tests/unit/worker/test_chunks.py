@@ -21,7 +21,7 @@ from inferflux.worker.engine.tiers.rates import Tier
 def sequence_of_five() -> Sequence:
     """One with a prompt of three tokens, and two more."""
     made = new_sequence(0, np.arange(13, dtype=np.int32), prompt_tokens=3)
-    made.generated, made.record.queue_ms, made.record.started_s = 2, 7.0, 10.0
+    made.generated, made.times.queue_ms, made.times.started_s = 2, 7.0, 10.0
     return made
 
 
@@ -49,7 +49,7 @@ def test_what_was_found_of_a_prompt_is_told_with_its_place(
     assert first.attempt_id == "a1"
     started = first.started
     assert (started.worker_id, started.cached_prompt_tokens, started.cached_prompt_tier) == ("w-1", *told)
-    assert sequence.record.is_announced
+    assert sequence.times.is_announced
     chunk = chunks.empty(sequence)
     chunks.finish(sequence, chunk, generation_pb2.FINISH_REASON_STOP, 10.0)
     usage = chunk.finished.usage
@@ -96,7 +96,7 @@ def test_each_token_has_its_own_logprobs() -> None:
 
 def test_a_finished_chunk_divides_the_time_at_the_first_token() -> None:
     sequence = sequence_of_five()
-    sequence.record.first_token_s = 10.25
+    sequence.times.first_token_s = 10.25
     sequence.drafts = Drafts(NGRAM)
     sequence.drafts.drafted, sequence.drafts.accepted = 9, 6
     chunk = chunks.empty(sequence)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from inferflux.common.bus.key_value import KeyValueBucket
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.process import logs
-from inferflux.scheduler.operator.fairness_store import Entry
 
 # A leader that is killed takes what was served since with it.
 _INTERVAL_S = 1.0
@@ -23,20 +23,13 @@ class Kept(Protocol):
     def restore(self, written: bytes) -> None: ...
 
 
-class Bucket(Protocol):
-    """As `key_value.KeyValueBucket`."""
-
-    async def get(self, key: str, *, timeout_s: float) -> Entry | None: ...
-    async def update(self, key: str, value: bytes, *, revision: int, timeout_s: float) -> int | None: ...
-
-
 class KeptStore:
     """One part of a partition's state, under a key of the bucket.
 
     Failures are logged: no request waits for it.
     """
 
-    def __init__(self, bucket: Bucket, key: str, kept: Kept) -> None:
+    def __init__(self, bucket: KeyValueBucket, key: str, kept: Kept) -> None:
         self._bucket = bucket
         self._key = key
         self._kept = kept

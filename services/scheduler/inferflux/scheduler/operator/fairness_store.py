@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Protocol
 
+from inferflux.common.bus.key_value import Entry
 from inferflux.common.contract import checks
 from inferflux.common.contract.errors import Aborted, InvalidArgument, Unavailable
 from inferflux.common.contract.models.admin_limits import check_fairness
@@ -20,13 +21,6 @@ _FIRST_VERSION = 1
 _NAMES = tuple(field.name for field in fields(FairnessSettings) if field.name != "version")
 # Leaders of other models may write the same change at the same time.
 _WRITE_ATTEMPTS = 5
-
-
-class Entry(Protocol):
-    @property
-    def value(self) -> bytes: ...
-    @property
-    def revision(self) -> int: ...
 
 
 class Bucket(Protocol):

@@ -56,7 +56,7 @@ class LeaseTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """Value of the lease's key. `holder` is empty after a holder has left in order.
 
     `incarnation` tells processes of the same name apart; `term` rises with every holder, `beat` with every
@@ -72,7 +72,7 @@ class Record:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Record:
+    def decode(cls, data: bytes) -> LeaseRecord:
         """Read a value. One that is not a record of ours has an unknown holder."""
         unknown = cls(holder=_UNKNOWN)
         if len(data) > _MAX_RECORD_BYTES:
@@ -100,7 +100,7 @@ class Read:
 class Write:
     """Write the key over `revision`; 0: over nothing."""
 
-    record: Record
+    record: LeaseRecord
     revision: int
 
 
@@ -115,7 +115,7 @@ class Role(Enum):
 class _Seen:
     """Value last read from the key, and the time since which it stands by this process's clock."""
 
-    record: Record | None
+    record: LeaseRecord | None
     revision: int
     since_s: float
 
@@ -138,7 +138,7 @@ class Lease:
         self.due_s = 0.0
         # Whether a leader is known to live, or to have lived since this process started.
         self.has_seen_leader = False
-        self._own = Record(holder, incarnation)
+        self._own = LeaseRecord(holder, incarnation)
         self._revision = 0
         self._must_read = True
         self._is_release = False
@@ -191,9 +191,9 @@ class Lease:
 
     def on_read(self, value: bytes | None, revision: int, now: float) -> None:
         """The key's value, None without one."""
-        record = None if value is None else Record.decode(value)
+        record = None if value is None else LeaseRecord.decode(value)
         if record is not None and record.term > self._latest_term:
-            record = Record(holder=_UNKNOWN)
+            record = LeaseRecord(holder=_UNKNOWN)
         if record is not None:
             self._highest_term = max(self._highest_term, record.term)
         if self.role is Role.STANDBY:
@@ -249,7 +249,7 @@ class Lease:
         if self.role is Role.LEADER:
             self.role, self.due_s = Role.LEAVING, now
 
-    def _look(self, record: Record | None, revision: int, now: float) -> None:
+    def _look(self, record: LeaseRecord | None, revision: int, now: float) -> None:
         """Claim the lease as a standby, or look again later."""
         is_first = self._seen is None
         if self._seen is None or (self._seen.record, self._seen.revision) != (record, revision):
@@ -276,11 +276,11 @@ class Lease:
         self._revision = revision
         self._must_read, self.due_s = False, now
 
-    def _stand_by(self, record: Record, revision: int, now: float) -> None:
+    def _stand_by(self, record: LeaseRecord, revision: int, now: float) -> None:
         self.role = Role.STANDBY
         self.has_seen_leader = True
         self._seen = _Seen(record, revision, now)
         self._must_read, self.due_s = True, now
 
-    def _is_own(self, record: Record) -> bool:
+    def _is_own(self, record: LeaseRecord) -> bool:
         return (record.incarnation, record.term) == (self._own.incarnation, self._own.term)

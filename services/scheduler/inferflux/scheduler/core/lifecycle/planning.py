@@ -39,7 +39,7 @@ class InFlightBatch:
 
 
 @dataclass(slots=True)
-class Placed:
+class WorkerPlan:
     """Jobs that a plan places on one worker, and the victims that make room there."""
 
     new: list[Job] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Plan:
     now: float
     out: list[Action] = field(default_factory=list)
     # By worker id.
-    placed: dict[str, Placed] = field(default_factory=lambda: defaultdict(Placed))
+    workers: dict[str, WorkerPlan] = field(default_factory=lambda: defaultdict(WorkerPlan))
     # Lanes whose first has to wait.
     closed: set[Lane] = field(default_factory=set)
     # Sizes of workers that an earlier request waits for: those behind it get none of them.
@@ -101,8 +101,8 @@ class Planner:
         self._look_through(model, plan)
         for worker in plan.reserving:
             worker.reserve_cells(is_on=False)
-        for worker_id, placed_there in plan.placed.items():
-            plan.out += self._send(self._state.table.workers[worker_id], placed_there, now)
+        for worker_id, worker_plan in plan.workers.items():
+            plan.out += self._send(self._state.table.workers[worker_id], worker_plan, now)
         return plan.out
 
     def due_models(self, now: float) -> set[str]:
@@ -196,7 +196,7 @@ class Planner:
         if worker.has_slot_for(Start.RESUME) and size_of(worker, job.model) not in plan.blocked:
             if self._has_cells(job, worker):
                 plan.out += self._resume(job, worker, plan.now)
-                plan.placed[worker.worker_id].resumed.append(job)
+                plan.workers[worker.worker_id].resumed.append(job)
                 if worker.has_slot_for(Start.RESUME):
                     self._offer_next(worker, plan)
                 return
@@ -262,7 +262,7 @@ class Planner:
         if job.replay.is_due:
             plan.out.append(self._state.read(job))
         else:
-            plan.placed[worker.worker_id].new.append(job)
+            plan.workers[worker.worker_id].new.append(job)
 
     @staticmethod
     def _has_cells(job: Job, worker: WorkerSlots) -> bool:
@@ -297,7 +297,7 @@ class Planner:
         """Have running requests give way to another."""
         for victim in victims:
             self._state.deschedule(worker, victim, plan.now)
-            plan.placed[worker.worker_id].victims.append(victim)
+            plan.workers[worker.worker_id].victims.append(victim)
             plan.out.append(actions.Preempted(victim.key, victim.handle, worker.worker_id, by=by.key))
 
     @staticmethod
@@ -314,16 +314,16 @@ class Planner:
         job.worker_id = worker.worker_id
         job.stay.begin()
 
-    def _send(self, worker: WorkerSlots, placed: Placed, now: float) -> list[Action]:
+    def _send(self, worker: WorkerSlots, plan: WorkerPlan, now: float) -> list[Action]:
         """Dispatch the jobs placed on a worker. A victim's deschedule travels with the first batch of those
         that take the slots, or ahead of those that have to be read first."""
         out: list[Action] = []
         # Another worker may go on with one already: it was dropped here.
-        victims = [victim for victim in placed.victims if victim.worker_id == worker.worker_id]
-        if not placed.new:
+        victims = [victim for victim in plan.victims if victim.worker_id == worker.worker_id]
+        if not plan.new:
             out += [self._state.stop(worker, victim) for victim in victims]
-        out += self.dispatch(worker, placed.new, now, victims)
-        return out + self.dispatch(worker, placed.resumed, now)
+        out += self.dispatch(worker, plan.new, now, victims)
+        return out + self.dispatch(worker, plan.resumed, now)
 
     def dispatch(
         self, worker: WorkerSlots, jobs: list[Job], now: float, victims: Iterable[Job] = ()

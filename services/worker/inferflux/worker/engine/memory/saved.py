@@ -162,7 +162,7 @@ class SavedStates:
         if not sequence.origin.was_lost or sequence.restore.is_looked_up or not self._tiers.is_scanning:
             return False
         limit_s = max(_SEARCH_PART * self._tiers.rates.prefill_s(sequence.n_tokens), _SHORTEST_SEARCH_S)
-        return self._clock_s() - sequence.record.started_s < min(limit_s, SEARCH_LIMIT_S)
+        return self._clock_s() - sequence.times.started_s < min(limit_s, SEARCH_LIMIT_S)
 
     def look_up(self, sequence: Sequence, *, known: int = 0, has_checkpoints: bool = False) -> None:
         """Find a prefix of a sequence of which nothing is computed, once, and fetch it.

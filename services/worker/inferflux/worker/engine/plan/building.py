@@ -20,7 +20,7 @@ from inferflux.worker.engine.sampling.prompt_scores import PromptScores
 from inferflux.worker.engine.sampling.sampling import Sampler
 
 from .answer import Answer, PieceSource
-from .facets import Origin, Record, Reuse
+from .facets import Origin, Reuse, Timestamps
 from .sequence import Sequence
 from .text import TextAssembler
 
@@ -83,7 +83,7 @@ def sequence_of(
         ),
         answer=answer,
         origin=_origin_of(item),
-        record=Record(
+        times=Timestamps(
             started_s=now_s,
             enqueued_s=monotonic_s(request.enqueued_unix_ms, now_s=now_s, unix_s=unix_s),
             queue_ms=queue_ms(request, unix_s=unix_s),

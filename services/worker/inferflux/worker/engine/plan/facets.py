@@ -34,7 +34,7 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Record:
+class Timestamps:
     """When things happened, by the monotonic clock, and what chunks have said of it; `step/` changes it.
 
     Attributes:

@@ -14,7 +14,7 @@ from inferflux.worker.engine.sampling.sampling import Sampler
 from inferflux.worker.engine.tiers.rates import Tier
 
 from .answer import Answer
-from .facets import Origin, Record, Restore, Reuse
+from .facets import Origin, Restore, Reuse, Timestamps
 from .speculation import Drafts
 
 NO_SEQ_ID = -1
@@ -63,7 +63,7 @@ class Sequence:
     sampler: Sampler
     answer: Answer
     origin: Origin
-    record: Record = field(default_factory=Record)
+    times: Timestamps = field(default_factory=Timestamps)
     generated: int = 0
     position: int = 0
     phase: Phase = Phase.PREFILL
@@ -115,7 +115,7 @@ class Sequence:
     @property
     def deadline_s(self) -> float:
         """By the monotonic clock."""
-        return self.record.deadline_s
+        return self.times.deadline_s
 
     @property
     def n_tokens(self) -> int:

@@ -11,7 +11,7 @@ from inferflux.worker.engine.media.images import Images, SequenceImages
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.sampling.breakers import BreakerFinder, SpellingVocab
 
-from .parts import Part, Settled
+from .parts import Outcome, Part
 
 
 class AwaitedAdapters(Part):
@@ -35,22 +35,22 @@ class AwaitedAdapters(Part):
         if not self.adapters.is_coming(digest):
             raise _no_adapter("the adapter is not loaded here any more")
 
-    def retire(self, digest: str) -> list[Settled]:
+    def retire(self, digest: str) -> list[Outcome]:
         """Free an adapter as soon as no request has it; returns those that waited for it."""
         self.adapters.retire(digest)
         if self.adapters.has(digest):
             return []
         error = _no_adapter("the adapter was removed")
-        return [Settled(sequence, error) for sequence in self._waiting_for(digest)]
+        return [Outcome(sequence, error) for sequence in self._waiting_for(digest)]
 
-    def poll(self, _now_s: float) -> Iterable[Settled]:
-        ends: list[Settled] = []
+    def poll(self, _now_s: float) -> Iterable[Outcome]:
+        ends: list[Outcome] = []
         if self.adapters.is_busy:
             for loaded in self.adapters.poll():
                 self._news.append(loaded)
                 for sequence in self._waiting_for(loaded.digest):
                     if loaded.error:
-                        ends.append(Settled(sequence, _no_adapter(f"the adapter: {loaded.error}")))
+                        ends.append(Outcome(sequence, _no_adapter(f"the adapter: {loaded.error}")))
                     else:
                         del self._waiting[sequence]
         if self.adapters.has_retired:
@@ -102,12 +102,12 @@ class AwaitedImages(Part):
             self._waiting.append(sequence)
             self._wanted.extend(self.images.take_wanted())
 
-    def poll(self, _now_s: float) -> Iterable[Settled]:
+    def poll(self, _now_s: float) -> Iterable[Outcome]:
         if not self._waiting:
             return ()
         self.images.settle()
         self._waiting = [sequence for sequence in self._waiting if not sequence.images.is_ready]
-        return [Settled(each, _no_image(why)) for each in self._waiting if (why := each.images.error)]
+        return [Outcome(each, _no_image(why)) for each in self._waiting if (why := each.images.error)]
 
     @property
     def holds(self) -> list[Sequence]:
@@ -141,7 +141,7 @@ class AwaitedBreakers(Part):
         if not sequence.sampler.is_ready:
             self._waiting.append(sequence)
 
-    def poll(self, _now_s: float) -> Iterable[Settled]:
+    def poll(self, _now_s: float) -> Iterable[Outcome]:
         if self._waiting:
             self._waiting = [sequence for sequence in self._waiting if not sequence.sampler.is_ready]
         return ()

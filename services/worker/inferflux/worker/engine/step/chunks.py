@@ -49,7 +49,7 @@ def announce(sequence: Sequence, chunk: tokens_pb2.TokenChunk, worker_id: str) -
     chunk.started.cached_prompt_tokens = sequence.reuse.cached_prompt_tokens
     chunk.started.cached_prompt_tier = sequence.cached_prompt_tier
     _add_format(sequence, chunk)
-    sequence.record.is_announced = True
+    sequence.times.is_announced = True
     return chunk
 
 
@@ -112,9 +112,9 @@ def finish(
     finished.usage.completion_tokens = sequence.generated
     if sequence.answer.reasoning is not None:
         finished.usage.reasoning_tokens = sequence.answer.reasoning.n_tokens
-    first_s = now_s if sequence.record.first_token_s is None else sequence.record.first_token_s
-    finished.timings.queue_ms = sequence.record.queue_ms
-    finished.timings.prefill_ms = (first_s - sequence.record.started_s) * 1000
+    first_s = now_s if sequence.times.first_token_s is None else sequence.times.first_token_s
+    finished.timings.queue_ms = sequence.times.queue_ms
+    finished.timings.prefill_ms = (first_s - sequence.times.started_s) * 1000
     finished.timings.decode_ms = (now_s - first_s) * 1000
     if sequence.drafts is not None:
         finished.timings.draft_n = sequence.drafts.drafted
@@ -144,5 +144,5 @@ def ended(sequence: Sequence, outcome: str) -> engine_pb2.EngineFinished:
         cached_prompt_tokens=sequence.reuse.cached_prompt_tokens,
         cached_prompt_tier=sequence.cached_prompt_tier,
         completion_tokens=sequence.generated,
-        time_to_first_token_ms=sequence.record.time_to_first_token_ms,
+        time_to_first_token_ms=sequence.times.time_to_first_token_ms,
     )

@@ -17,7 +17,7 @@ from inferflux.worker.engine.plan.acceptance import finish_reason
 from inferflux.worker.engine.plan.answer import PieceSource
 from inferflux.worker.engine.plan.sequence import Sequence
 
-from .parts import Part, Settled
+from .parts import Outcome, Part
 
 
 class ConstrainedAnswers(Part):
@@ -59,22 +59,22 @@ class ConstrainedAnswers(Part):
         sequence.answer.constraint = self._compiling[sequence] = constraint
         constraint.field = asking_field_of(request.params.constraint)
 
-    def poll(self, now_s: float) -> Iterable[Settled]:
+    def poll(self, now_s: float) -> Iterable[Outcome]:
         """Let sequences run whose constraints are compiled by now; returns those that end instead.
 
         The answer of one that another process has generated may be complete.
         """
         if not self._compiling and not self._checking:
             return ()
-        ends: list[Settled] = []
+        ends: list[Outcome] = []
         for sequence, constraint in list(self._compiling.items()):
             if not constraint.settle(now_s):
                 continue
             del self._compiling[sequence]
             if constraint.error:
-                ends.append(Settled(sequence, failure(sequence, constraint.error, "BAD_CONSTRAINT")))
+                ends.append(Outcome(sequence, failure(sequence, constraint.error, "BAD_CONSTRAINT")))
             elif (constraint.is_over or _is_stopped(sequence)) and not self.check(sequence):
-                ends.append(Settled(sequence))
+                ends.append(Outcome(sequence))
         done = [sequence for sequence, check in self._checking.items() if check.done()]
         return ends + [_verdict(sequence, self._checking.pop(sequence)) for sequence in done]
 
@@ -120,11 +120,11 @@ def _is_stopped(sequence: Sequence) -> bool:
     return finish_reason(sequence, last) == generation_pb2.FINISH_REASON_STOP
 
 
-def _verdict(sequence: Sequence, check: Future[str]) -> Settled:
+def _verdict(sequence: Sequence, check: Future[str]) -> Outcome:
     """The result of a check."""
     try:
-        return Settled(sequence, mismatch=check.result())
+        return Outcome(sequence, mismatch=check.result())
     except CheckError as error:
-        return Settled(sequence, failure(sequence, str(error)))
+        return Outcome(sequence, failure(sequence, str(error)))
     except CheckerError as error:
-        return Settled(sequence, Internal(str(error), reason="CONSTRAINT_UNCHECKED"))
+        return Outcome(sequence, Internal(str(error), reason="CONSTRAINT_UNCHECKED"))

@@ -28,7 +28,7 @@ from .constrained_answers import ConstrainedAnswers
 from .determinism import Determinism
 from .drafting import Drafting
 from .lower_tiers import MOST_TOLD, LowerTiers
-from .parts import Part, Settled
+from .parts import Outcome, Part
 from .planning import Planning
 from .sampled import Sampled
 from .shell import Shell
@@ -240,8 +240,8 @@ class Engine(Shell[Sequence]):
 
     def unload_adapter(self, digest: str) -> None:
         """Free an adapter as soon as no request has it."""
-        for settled in self._adapters.retire(digest):
-            self._settle(settled)
+        for outcome in self._adapters.retire(digest):
+            self._end_waiting(outcome)
 
     def report_cache(self) -> None:
         """Report all that is cached, as if it were new."""
@@ -273,8 +273,8 @@ class Engine(Shell[Sequence]):
         began = clock.monotonic_s()
         self._expire(began)
         for part in self._parts:
-            for settled in part.poll(began):
-                self._settle(settled)
+            for outcome in part.poll(began):
+                self._end_waiting(outcome)
         if not self.running:
             return
         n_decoding = sum(not s.is_prefilling for s in self.running.values())
@@ -312,13 +312,13 @@ class Engine(Shell[Sequence]):
         """Sequences that no step may hold, by part."""
         return [held for part in self._parts if (held := part.holds)]
 
-    def _settle(self, settled: Settled) -> None:
+    def _end_waiting(self, outcome: Outcome) -> None:
         """End a sequence that waits no more."""
-        sequence = settled.sequence
-        if settled.error is not None:
-            self._fail(sequence, settled.error)
+        sequence = outcome.sequence
+        if outcome.error is not None:
+            self._fail(sequence, outcome.error)
         else:
-            chunk, reason = chunks.checked(sequence, settled.mismatch)
+            chunk, reason = chunks.checked(sequence, outcome.mismatch)
             self._finish(sequence, chunk, reason)
 
     def check_ledger(self) -> bool:
@@ -344,7 +344,7 @@ class Engine(Shell[Sequence]):
         return bool(repairs)
 
     def _schedule(self, sequence: Sequence, slot: int) -> None:
-        sequence.record.scheduled_at_s = self._clock.monotonic_s()
+        sequence.times.scheduled_at_s = self._clock.monotonic_s()
         super()._schedule(sequence, slot)
 
     def _deschedule(self, sequence: Sequence, reason: scheduler_pb2.YieldReason.ValueType) -> None:

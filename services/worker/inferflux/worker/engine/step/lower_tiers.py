@@ -10,7 +10,7 @@ from inferflux.worker.engine.plan.sequence import CACHE_TIERS, Sequence
 from inferflux.worker.engine.tiers.rates import Tier
 from inferflux.worker.engine.tiers.tiers import Tiers
 
-from .parts import Part, Settled
+from .parts import Outcome, Part
 
 # No report is long for many prefixes that were found at the start, or are all told again.
 MOST_TOLD = 16
@@ -30,7 +30,7 @@ class LowerTiers(Part):
         if sequence.origin.was_lost and not sequence.computes_all:
             self._saved.search(sequence)
 
-    def poll(self, _now_s: float) -> Iterable[Settled]:
+    def poll(self, _now_s: float) -> Iterable[Outcome]:
         self._tiers.poll()
         return ()
 

@@ -12,8 +12,8 @@ from inferflux.worker.engine.plan.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """A sequence whose answer ends.
+class Outcome:
+    """The end of a sequence.
 
     Attributes:
         error: why it fails; None: its answer is complete.
@@ -35,7 +35,7 @@ class Part:
             InferFluxError: its request cannot be served.
         """
 
-    def poll(self, _now_s: float) -> Iterable[Settled]:
+    def poll(self, _now_s: float) -> Iterable[Outcome]:
         """Before a step: let sequences run that wait for nothing more; returns those that end instead.
 
         Args:

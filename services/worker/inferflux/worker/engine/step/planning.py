@@ -168,10 +168,10 @@ class Planning:
             if not memory.must_wait(sequence) or sequence.restore.fetch is not None:
                 memory.look_up(sequence)
             if memory.must_wait(sequence):
-                sequence.record.scheduled_at_s = now_s  # it does not wait for room yet
+                sequence.times.scheduled_at_s = now_s  # it does not wait for room yet
                 continue
             self._load(sequence)
-            if not sequence.is_loaded and now_s - sequence.record.scheduled_at_s > _LONGEST_WAIT_FOR_ROOM_S:
+            if not sequence.is_loaded and now_s - sequence.times.scheduled_at_s > _LONGEST_WAIT_FOR_ROOM_S:
                 self._deschedule(sequence, _MEMORY)
 
     def _load(self, sequence: Sequence) -> None:

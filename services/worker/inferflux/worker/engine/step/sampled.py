@@ -13,7 +13,7 @@ from inferflux.v1 import generation_pb2, scheduler_pb2, tokens_pb2
 from inferflux.worker.engine.memory.memory import Memory
 from inferflux.worker.engine.plan.acceptance import Accepted, accept
 from inferflux.worker.engine.plan.answer import PieceSource
-from inferflux.worker.engine.plan.facets import Record
+from inferflux.worker.engine.plan.facets import Timestamps
 from inferflux.worker.engine.plan.planner import ScheduledTokens, StepPlan
 from inferflux.worker.engine.plan.sequence import Phase, Sequence
 from inferflux.worker.engine.sampling.chunk_logprobs import PieceTexts
@@ -87,7 +87,7 @@ class Sampled:
             if sequence.position == sequence.reuse.checkpoint_at:
                 self._memory.make_checkpoint(sequence)
             self._report.computed(sequence)
-            if not sequence.record.is_announced:
+            if not sequence.times.is_announced:
                 chunk = chunks.announce(sequence, chunks.empty(sequence), self._worker_id)
                 self._report.emit(sequence, chunk.SerializeToString())
 
@@ -151,7 +151,7 @@ class Sampled:
             tokens = tokens[: tokens.index(BAD)]
         was_prefilling = sequence.phase is Phase.PREFILL
         if was_prefilling:
-            self._note_first_token(sequence.record, sequence.generated)
+            self._note_first_token(sequence.times, sequence.generated)
             sequence.phase = Phase.DECODE
         offset = sequence.generated
         accepted = accept(sequence, tokens, self._pieces)
@@ -206,7 +206,7 @@ class Sampled:
         unix_us: int,
     ) -> tokens_pb2.TokenChunk:
         chunk = chunks.empty(sequence, offset)
-        if not sequence.record.is_announced:
+        if not sequence.times.is_announced:
             chunks.announce(sequence, chunk, self._worker_id)
         chunks.add_tokens(chunk, accepted, logprobs, unix_us, self._pieces)
         if offset == 0 and sequence.prompt_scores is not None:
@@ -214,8 +214,8 @@ class Sampled:
             sequence.prompt_scores = None
         return chunk
 
-    def _note_first_token(self, record: Record, generated: int) -> None:
-        if record.first_token_s is None:
-            now_s = record.first_token_s = self._clock.monotonic_s()
+    def _note_first_token(self, times: Timestamps, generated: int) -> None:
+        if times.first_token_s is None:
+            now_s = times.first_token_s = self._clock.monotonic_s()
             if generated == 0:
-                record.time_to_first_token_ms = max(now_s - record.enqueued_s, 0.0) * 1000
+                times.time_to_first_token_ms = max(now_s - times.enqueued_s, 0.0) * 1000
