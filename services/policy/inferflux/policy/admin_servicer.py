@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.message import Message
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from .decide.guardrails.prompts import PromptGuard
     from .decide.guardrails.sets import GuardrailSets
+    from .decide.keys import ApiKeyRecord
     from .last_used import LastUsed
     from .storage.interface import Storage
     from .storage.limiter import Limiter
@@ -39,152 +39,66 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Any, Any]
 
-_Answer = TypeVar("_Answer", bound=Message)
+_Request = TypeVar("_Request", bound=Message)
+_Made = TypeVar("_Made")
+
+Method = Callable[[Any, "Context"], Awaitable[Message]]
 
 log = logs.get()
 
 
-@dataclass(frozen=True, slots=True)
-class AdminMethods:
-    """Methods named as in `ADMIN_METHODS`. Errors leave as InferFluxErrors."""
+def admin_methods(
+    storage: Storage,
+    limiter: Limiter,
+    sets: GuardrailSets,
+    prompts: PromptGuard,
+    usage: UsageStore,
+    last_used: LastUsed,
+    trail: AuditTrail,
+    *,
+    default_max_priority: int,
+    default_cache_scope: str,
+    now_ms: Callable[[], int],
+) -> Mapping[str, Method]:
+    """The methods of `ADMIN_METHODS` by name, over a storage. They raise InferFluxErrors.
 
-    key_admin: KeyAdmin
-    role_admin: RoleAdmin
-    limit_admin: LimitAdmin
-    guardrail_admin: GuardrailAdmin
-    transfer_admin: TransferAdmin
-    usage: UsageStore
-    last_used: LastUsed
-    trail: AuditTrail
+    Args:
+        default_max_priority: ceiling of keys that have none of their own.
+        default_cache_scope: of keys that have none of their own.
+        now_ms: the time, in ms since 1970.
+    """
+    api_keys = KeyAdmin(
+        storage.keys,
+        default_max_priority=default_max_priority,
+        default_cache_scope=default_cache_scope,
+        now_ms=now_ms,
+    )
+    roles, limits = RoleAdmin(storage.keys), LimitAdmin(storage.rate_limits, limiter)
+    guardrails = GuardrailAdmin(storage.guardrails, sets, prompts, now_ms=now_ms)
+    transfer = TransferAdmin(
+        storage,
+        key_admin=api_keys,
+        role_admin=roles,
+        limit_admin=limits,
+        guardrail_admin=guardrails,
+        now_ms=now_ms,
+    )
 
-    @classmethod
-    def over(
-        cls,
-        storage: Storage,
-        limiter: Limiter,
-        sets: GuardrailSets,
-        prompts: PromptGuard,
-        usage: UsageStore,
-        last_used: LastUsed,
-        trail: AuditTrail,
-        *,
-        default_max_priority: int,
-        default_cache_scope: str,
-        now_ms: Callable[[], int],
-    ) -> AdminMethods:
-        """Methods that change what a storage has.
+    async def list_keys(request: policy_pb2.ListApiKeysRequest) -> Message:
+        await last_used.write()
+        return await api_keys.list(request)
 
-        Args:
-            default_max_priority: ceiling of keys that have none of their own.
-            default_cache_scope: of keys that have none of their own.
-            now_ms: the time, in ms since 1970.
-        """
-        key_admin = KeyAdmin(
-            storage.keys,
-            default_max_priority=default_max_priority,
-            default_cache_scope=default_cache_scope,
-            now_ms=now_ms,
-        )
-        role_admin, limit_admin = RoleAdmin(storage.keys), LimitAdmin(storage.rate_limits, limiter)
-        guardrail_admin = GuardrailAdmin(storage.guardrails, sets, prompts, now_ms=now_ms)
-        transfer_admin = TransferAdmin(
-            storage,
-            key_admin=key_admin,
-            role_admin=role_admin,
-            limit_admin=limit_admin,
-            guardrail_admin=guardrail_admin,
-            now_ms=now_ms,
-        )
-        return cls(
-            key_admin, role_admin, limit_admin, guardrail_admin, transfer_admin, usage, last_used, trail
-        )
-
-    async def CreateApiKey(
-        self, request: policy_pb2.CreateApiKeyRequest, context: Context
-    ) -> policy_pb2.CreateApiKeyResponse:
-        note_change(**_asked(request))
-        made = await self.key_admin.create(caller_as(Holder), request)
-        return _changed(made, before=0)
-
-    async def ListApiKeys(
-        self, request: policy_pb2.ListApiKeysRequest, context: Context
-    ) -> policy_pb2.ListApiKeysResponse:
-        await self.last_used.write()
-        return await self.key_admin.list(request)
-
-    async def UpdateApiKey(
-        self, request: policy_pb2.UpdateApiKeyRequest, context: Context
-    ) -> policy_pb2.UpdateApiKeyResponse:
-        note_change(**_asked(request))
-        made = await self.key_admin.update(caller_as(Holder), request)
-        return _changed(made, before=made.api_key.version - 1)
-
-    async def RotateApiKey(
-        self, request: policy_pb2.RotateApiKeyRequest, context: Context
-    ) -> policy_pb2.RotateApiKeyResponse:
-        note_change(**_asked(request))
-        made = await self.key_admin.rotate(caller_as(Holder), request)
-        return _changed(made, before=made.api_key.version - 1)
-
-    async def RevokeApiKey(
-        self, request: policy_pb2.RevokeApiKeyRequest, context: Context
-    ) -> policy_pb2.RevokeApiKeyResponse:
-        note_change(**_asked(request))
-        revoked = await self.key_admin.revoke(caller_as(Holder), request)
+    async def revoke_key(actor: Holder, request: policy_pb2.RevokeApiKeyRequest) -> ApiKeyRecord:
+        revoked = await api_keys.revoke(actor, request)
         try:
-            await self.limit_admin.forget(key_subject(revoked.key_id))
+            await limits.forget(key_subject(revoked.key_id))
         except Unavailable as error:  # the key is gone, which is what was asked for
             log.warning("limits of a revoked key stay", key_id=revoked.key_id, why=error.in_full)
-        return _changed(policy_pb2.RevokeApiKeyResponse(), before=revoked.version)
+        return revoked
 
-    async def ListRoles(
-        self, request: policy_pb2.ListRolesRequest, context: Context
-    ) -> policy_pb2.ListRolesResponse:
-        return await self.role_admin.list(request)
-
-    async def SetRole(
-        self, request: policy_pb2.SetRoleRequest, context: Context
-    ) -> policy_pb2.SetRoleResponse:
-        note_change(**_asked(request))
-        made = await self.role_admin.set(caller_as(Holder), request)
-        return _changed(made, before=made.role.version - 1)
-
-    async def DeleteRole(
-        self, request: policy_pb2.DeleteRoleRequest, context: Context
-    ) -> policy_pb2.DeleteRoleResponse:
-        note_change(**_asked(request))
-        deleted = await self.role_admin.delete(caller_as(Holder), request)
-        return _changed(policy_pb2.DeleteRoleResponse(), before=deleted.version)
-
-    async def ListRateLimits(
-        self, request: policy_pb2.ListRateLimitsRequest, context: Context
-    ) -> policy_pb2.ListRateLimitsResponse:
-        return await self.limit_admin.list(request)
-
-    async def GetRateLimit(
-        self, request: policy_pb2.GetRateLimitRequest, context: Context
-    ) -> policy_pb2.GetRateLimitResponse:
-        return await self.limit_admin.get(request)
-
-    async def SetRateLimit(
-        self, request: policy_pb2.SetRateLimitRequest, context: Context
-    ) -> policy_pb2.SetRateLimitResponse:
-        note_change(**_asked(request))
-        made = await self.limit_admin.set(caller_as(Holder), request)
-        return _changed(made, before=made.rate_limit.version - 1)
-
-    async def DeleteRateLimit(
-        self, request: policy_pb2.DeleteRateLimitRequest, context: Context
-    ) -> policy_pb2.DeleteRateLimitResponse:
-        note_change(**_asked(request))
-        deleted = await self.limit_admin.delete(caller_as(Holder), request)
-        return _changed(policy_pb2.DeleteRateLimitResponse(), before=deleted.version)
-
-    async def GetUsage(
-        self, request: policy_pb2.GetUsageRequest, context: Context
-    ) -> policy_pb2.GetUsageResponse:
+    async def get_usage(request: policy_pb2.GetUsageRequest) -> Message:
         tenant = keys.parse_tenant(request.tenant)
-        used = await self.usage.usage(tenant)
+        used = await usage.usage(tenant)
         return policy_pb2.GetUsageResponse(
             tenant=tenant,
             requests=used.get("requests", 0),
@@ -194,86 +108,93 @@ class AdminMethods:
             cached_completion_tokens=used.get("cached_completion_tokens", 0),
         )
 
-    async def ListGuardrails(
-        self, request: guardrails_pb2.ListGuardrailsRequest, context: Context
-    ) -> guardrails_pb2.ListGuardrailsResponse:
-        return await self.guardrail_admin.list(request)
-
-    async def GetGuardrails(
-        self, request: guardrails_pb2.GetGuardrailsRequest, context: Context
-    ) -> guardrails_pb2.GetGuardrailsResponse:
-        return await self.guardrail_admin.get(request)
-
-    async def SetGuardrails(
-        self, request: guardrails_pb2.SetGuardrailsRequest, context: Context
-    ) -> guardrails_pb2.SetGuardrailsResponse:
-        note_change(**_asked(request))
-        made, versions = await self.guardrail_admin.set(caller_as(Holder), request)
-        return _changed(made, before=versions.before)
-
-    async def DeleteGuardrails(
-        self, request: guardrails_pb2.DeleteGuardrailsRequest, context: Context
-    ) -> guardrails_pb2.DeleteGuardrailsResponse:
-        note_change(**_asked(request))
-        before = await self.guardrail_admin.delete(caller_as(Holder), request)
-        return _changed(guardrails_pb2.DeleteGuardrailsResponse(), before=before)
-
-    async def CheckGuardrails(
-        self, request: guardrails_pb2.CheckGuardrailsRequest, context: Context
-    ) -> guardrails_pb2.CheckGuardrailsResponse:
+    async def check_guardrails(request: guardrails_pb2.CheckGuardrailsRequest) -> Message:
         note_for_audit(of_tenant=request.tenant, of_model=request.model)
-        return await self.guardrail_admin.check(request)
+        return await guardrails.check(request)
 
-    async def ExportPolicy(
-        self, request: policy_pb2.ExportPolicyRequest, context: Context
-    ) -> policy_pb2.ExportPolicyResponse:
+    async def export_policy(request: policy_pb2.ExportPolicyRequest) -> Message:
         note_for_audit(with_hashes=request.with_hashes)
-        return await self.transfer_admin.export(caller_as(Holder), request)
+        return await transfer.export(caller_as(Holder), request)
 
-    async def ImportPolicy(
-        self, request: policy_pb2.ImportPolicyRequest, context: Context
-    ) -> policy_pb2.ImportPolicyResponse:
+    async def import_policy(request: policy_pb2.ImportPolicyRequest) -> Message:
         n_changes = 0
 
         def on_change(change: policy_pb2.PolicyChange) -> None:
             nonlocal n_changes
             n_changes += 1
             note_for_audit(n_changes=n_changes)
-            self._write_change(change)
+            _write_change(trail, change)
 
         note_for_audit(dry_run=request.dry_run, ignore_versions=request.ignore_versions, n_changes=0)
-        return await self.transfer_admin.import_(caller_as(Holder), request, on_change)
+        return await transfer.import_(caller_as(Holder), request, on_change)
 
-    def _write_change(self, change: policy_pb2.PolicyChange) -> None:
-        """The audit line of one of the changes of a call."""
-        context = current_call().context
-        record = context.record
-        self.trail.write(
-            CHANGE,
-            method="ImportPolicy",
-            tenant=record.tenant,
-            key_id=record.key_id,
-            request_id=context.request_id,
-            trace_id=trace_id_of(context.traceparent),
-            decision=ALLOWED,
-            reason="",
-            outcome="done",
-            kind=change.kind,
-            name=change.name,
-            action=change.action,
-            fields=list(change.fields),
-        )
+    no_key, no_role = policy_pb2.RevokeApiKeyResponse, policy_pb2.DeleteRoleResponse
+    no_limits, no_guardrails = policy_pb2.DeleteRateLimitResponse, guardrails_pb2.DeleteGuardrailsResponse
+    return {
+        "CreateApiKey": _changes(api_keys.create, lambda made: (made, 0)),
+        "ListApiKeys": _reads(list_keys),
+        "UpdateApiKey": _changes(api_keys.update, lambda made: (made, made.api_key.version - 1)),
+        "RotateApiKey": _changes(api_keys.rotate, lambda made: (made, made.api_key.version - 1)),
+        "RevokeApiKey": _changes(revoke_key, lambda revoked: (no_key(), revoked.version)),
+        "ListRoles": _reads(roles.list),
+        "SetRole": _changes(roles.set, lambda made: (made, made.role.version - 1)),
+        "DeleteRole": _changes(roles.delete, lambda deleted: (no_role(), deleted.version)),
+        "ListRateLimits": _reads(limits.list),
+        "GetRateLimit": _reads(limits.get),
+        "SetRateLimit": _changes(limits.set, lambda made: (made, made.rate_limit.version - 1)),
+        "DeleteRateLimit": _changes(limits.delete, lambda deleted: (no_limits(), deleted.version)),
+        "GetUsage": _reads(get_usage),
+        "ListGuardrails": _reads(guardrails.list),
+        "GetGuardrails": _reads(guardrails.get),
+        "SetGuardrails": _changes(guardrails.set, lambda made: (made[0], made[1].before)),
+        "DeleteGuardrails": _changes(guardrails.delete, lambda before: (no_guardrails(), before)),
+        "CheckGuardrails": _reads(check_guardrails),
+        "ExportPolicy": _reads(export_policy),
+        "ImportPolicy": _reads(import_policy),
+    }
 
 
-def _asked(request: Message) -> Mapping[str, object]:
-    return asked(request) or {}
+def _reads(answer: Callable[[_Request], Awaitable[Message]]) -> Method:
+    async def call(request: _Request, _context: Context) -> Message:
+        return await answer(request)
+
+    return call
 
 
-def _changed(answer: _Answer, *, before: int) -> _Answer:
-    """The answer to a change that was made, whose audit line says what came of it.
+def _changes(
+    change: Callable[[Holder, _Request], Awaitable[_Made]], told: Callable[[_Made], tuple[Message, int]]
+) -> Method:
+    """A method whose audit line says what was asked for, and what came of it.
 
     Args:
-        before: the version before the change; 0: there was nothing.
+        told: gives the answer, and the version before the change; 0: there was nothing.
     """
-    note_change(version_before=before, **became(answer))
-    return answer
+
+    async def call(request: _Request, _context: Context) -> Message:
+        note_change(**(asked(request) or {}))
+        answer, before = told(await change(caller_as(Holder), request))
+        note_change(version_before=before, **became(answer))
+        return answer
+
+    return call
+
+
+def _write_change(trail: AuditTrail, change: policy_pb2.PolicyChange) -> None:
+    """The audit line of one of the changes of a call."""
+    context = current_call().context
+    record = context.record
+    trail.write(
+        CHANGE,
+        method="ImportPolicy",
+        tenant=record.tenant,
+        key_id=record.key_id,
+        request_id=context.request_id,
+        trace_id=trace_id_of(context.traceparent),
+        decision=ALLOWED,
+        reason="",
+        outcome="done",
+        kind=change.kind,
+        name=change.name,
+        action=change.action,
+        fields=list(change.fields),
+    )

@@ -22,7 +22,7 @@ from inferflux.common.process.tasks import Background, is_set_within
 from inferflux.common.redis import store
 from inferflux.v1 import policy_pb2_grpc
 
-from .admin_servicer import AdminMethods
+from .admin_servicer import admin_methods
 from .bootstrap import Bootstrap
 from .callers import Callers
 from .decide.decisions.chain import Decisions
@@ -78,7 +78,10 @@ async def _serve(
     guard = StoreGuard(timeout_s=settings.store_timeout_s)
     storage = storage_of(settings, redis, guard, timeout_s=settings.store_timeout_s, now_ms=_now_ms)
     tokens = TokenAdmission(settings.oidc_issuers, issuers, settings.key_times, metrics)
-    parts = _parts(settings, redis, guard, storage, service_keys, trail, metrics, tokens, opened.decisions)
+    last_used = LastUsed(storage.keys)
+    parts = _parts(
+        settings, redis, guard, storage, service_keys, trail, metrics, tokens, opened.decisions, last_used
+    )
     probe = Probe(settings.metrics_listen, registry=registry)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
@@ -102,7 +105,7 @@ async def _serve(
         )
         log.info("serving", port=port, metrics_port=probe.port)
         background.start(_sweep(parts.limiter, metrics, shutdown, every_s=_LEASE_S / _SWEEPS_PER_LEASE))
-        background.start(_write_last_used(parts.admin.last_used, shutdown))
+        background.start(_write_last_used(last_used, shutdown))
         background.start(tokens.run_until(shutdown.requested))
         if opened.work is not None:
             background.start(opened.work(shutdown))
@@ -112,7 +115,7 @@ async def _serve(
         await watch.run_until(shutdown, interval_s=_STORE_CHECK_INTERVAL_S)
         probe.set_ready("running", ok=False, detail="shutting down")
         await server.stop(settings.drain_limit_s)
-        await parts.admin.last_used.write()
+        await last_used.write()
     finally:
         await background.close()
         probe.close()
@@ -133,6 +136,7 @@ def _parts(
     metrics: PolicyMetrics,
     tokens: TokenAdmission,
     decisions: Decisions | None,
+    last_used: LastUsed,
 ) -> Parts:
     limiter = Limiter(
         redis,
@@ -144,8 +148,7 @@ def _parts(
     sets = GuardrailSets(storage.guardrails)
     prompts = PromptGuard(sets, storage.guardrails)
     usage = UsageStore(redis, timeout_s=settings.store_timeout_s, guard=guard)
-    last_used = LastUsed(storage.keys)
-    admin = AdminMethods.over(
+    admin = admin_methods(
         storage,
         limiter,
         sets,

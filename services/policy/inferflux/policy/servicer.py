@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,7 @@ from .storage.limiter import NOT_COUNTED, Counted, Job
 if TYPE_CHECKING:
     import grpc
 
-    from .admin_servicer import AdminMethods
+    from .admin_servicer import Method
     from .callers import Callers
     from .decide.decisions.chain import Decisions
     from .decide.guardrails.prompts import PromptGuard
@@ -57,13 +57,13 @@ class Parts:
     usage: UsageStore
     limiter: Limiter
     prompts: PromptGuard
-    admin: AdminMethods
+    admin: Mapping[str, Method]
     metrics: PolicyMetrics
     decisions: Decisions | None = None
 
 
 class PolicyServicer:
-    """Every method of PolicyService: those that services call, and those of `AdminMethods`. Errors leave as
+    """Every method of PolicyService: those that services call, and `admin_methods`. Errors leave as
     InferFluxErrors; the server's interceptor gives them their status.
     """
 
@@ -80,7 +80,7 @@ class PolicyServicer:
         self._default_max_priority = default_max_priority
         self._default_cache_scope = default_cache_scope
         for method in ADMIN_METHODS:
-            setattr(self, method.name, getattr(parts.admin, method.name))
+            setattr(self, method.name, parts.admin[method.name])
 
     async def Admit(self, request: policy_pb2.AdmitRequest, context: Context) -> policy_pb2.AdmitResponse:
         with self._parts.metrics.admission():
