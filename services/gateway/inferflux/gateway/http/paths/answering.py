@@ -22,6 +22,7 @@ from inferflux.gateway.request.pipeline import Pipeline
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from .choices import Chunks, OnBegun, chunks_of
+from .reading import BodyReader
 
 if TYPE_CHECKING:
     from inferflux.gateway.request.generation import Generation
@@ -145,6 +146,14 @@ class Answering:
             return opened if len(asked.prompts) == 1 else _of_prompt(opened, prompt)
 
         return chunks_of(opener, prompts=len(asked.prompts), n=asked.n, on_begun=on_begun)
+
+
+class GenerationPath:
+    """A path that makes a body into requests, and answers with their generations."""
+
+    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
+        self._answering = answering
+        self._bodies = bodies
 
 
 @asynccontextmanager

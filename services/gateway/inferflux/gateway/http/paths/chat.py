@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 from inferflux.gateway.http.front.endpoint import Request
@@ -13,24 +12,16 @@ from inferflux.gateway.http.openai.bodies import ChatBody, GenerateBody, Respons
 from inferflux.gateway.http.openai.params import tier_of
 from inferflux.gateway.http.openai.responses import responses
 
-from .answering import Answering, Asked
-from .reading import BodyReader
+from .answering import Asked, GenerationPath
 
 
-class ChatCompletions:
+class ChatCompletions(GenerationPath):
     """Answers a conversation, as one JSON object or as a stream of events."""
-
-    def __init__(
-        self, answering: Answering, bodies: BodyReader, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._answering = answering
-        self._bodies = bodies
-        self._clock = clock
 
     async def __call__(self, request: Request) -> None:
         body, prompt = await self._bodies.read(request.caller, request.body, ChatBody, chat.to_request)
         n = body.n or 1
-        head = Head(f"chatcmpl-{request.request_id}", body.model, int(self._clock()), tier_of(body))
+        head = Head(f"chatcmpl-{request.request_id}", body.model, int(time.time()), tier_of(body))
         asked = Asked([prompt], n, partial(chat.field_names, body), head)
         has_logprobs, is_legacy = bool(body.logprobs), chat.is_legacy(body)
         customs = custom_tools.names_of(body.tools)
@@ -47,34 +38,23 @@ class ChatCompletions:
             await self._answering.whole(request, asked, answer)
 
 
-class Responses:
+class Responses(GenerationPath):
     """Answers an input, as one response or as its events. Nothing is stored."""
-
-    def __init__(
-        self, answering: Answering, bodies: BodyReader, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._answering = answering
-        self._bodies = bodies
-        self._clock = clock
 
     async def __call__(self, request: Request) -> None:
         body, prompt = await self._bodies.read(
             request.caller, request.body, ResponsesBody, responses.to_request
         )
         asked = Asked([prompt], 1, partial(responses.field_names, body))
-        head = responses.ResponseHead(request.request_id, int(self._clock()), body)
+        head = responses.ResponseHead(request.request_id, int(time.time()), body)
         if body.stream:
             await self._answering.stream(request, asked, responses.ResponseStream(head))
         else:
             await self._answering.whole(request, asked, responses.Response(head))
 
 
-class Generate:
+class Generate(GenerationPath):
     """Continues a prompt, or answers a conversation. It streams unless `stream` is false."""
-
-    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
-        self._answering = answering
-        self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
         body, prompt = await self._bodies.read(

@@ -11,7 +11,7 @@ from inferflux.gateway.http.front.endpoint import Request
 from inferflux.gateway.request.token_calls import TokenCalls
 from inferflux.v1 import inference_pb2
 
-from .answering import Answering, Asked
+from .answering import Asked, GenerationPath
 from .reading import BodyReader
 
 # Types of tools and blocks of a body that only Anthropic serves.
@@ -19,12 +19,8 @@ SKIPPED = "x-inferflux-skipped"
 _ID = "request-id"
 
 
-class Messages:
+class Messages(GenerationPath):
     """Answers a conversation, as one message or as its events."""
-
-    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
-        self._answering = answering
-        self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
         body, (prompt, asked) = await self._bodies.read(request.caller, request.body, MessagesBody, _read)

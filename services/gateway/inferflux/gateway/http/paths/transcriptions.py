@@ -18,16 +18,11 @@ from inferflux.gateway.http.openai.transcriptions import (
     to_request,
 )
 
-from .answering import Answering, Asked
-from .reading import BodyReader
+from .answering import Asked, GenerationPath
 
 
-class Transcriptions:
+class Transcriptions(GenerationPath):
     """The words of a sound, by a model that takes sounds."""
-
-    def __init__(self, answering: Answering, bodies: BodyReader) -> None:
-        self._answering = answering
-        self._bodies = bodies
 
     async def __call__(self, request: Request) -> None:
         exchange = request.exchange
