@@ -90,7 +90,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return response
 
     async def _progress(self, worker_id: str) -> scheduler_pb2.DrainProgress:
-        """How far it is, whichever scheduler leads.
+        """Progress of a worker's drain, from the scheduler that leads now.
 
         Raises:
             NotFound: the worker is gone.

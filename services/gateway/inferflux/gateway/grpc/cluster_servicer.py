@@ -113,7 +113,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         return _status("scheduler", True, detail), statuses
 
     async def _ask_policy(self, address: str) -> tuple[cluster_pb2.ServiceStatus, cluster_pb2.ServiceStatus]:
-        """(a process of policy, Redis as that sees it)."""
+        """Status of a policy process, and of Redis as that process sees it."""
         try:
             answer = await self._policies[address].Check(
                 health_pb2.HealthCheckRequest(), timeout=_ASK_TIMEOUT_S

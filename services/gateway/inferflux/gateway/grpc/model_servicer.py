@@ -137,7 +137,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
 async def _followed(
     models: ModelRegistry, job: model_pb2.StoreJob
 ) -> AsyncGenerator[model_pb2.StoreJob, None]:
-    """A job of a host's store, each time that it is further; the last one is done.
+    """Yields a job of a host's store whenever it has progressed, at last when it is done.
 
     Raises:
         Unavailable: its host does not tell of it any more.

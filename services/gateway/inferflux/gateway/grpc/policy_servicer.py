@@ -49,7 +49,7 @@ def rules() -> dict[str, MethodRule]:
 
 
 def methods(policy: grpc.aio.Channel) -> list[AdminMethod]:
-    """What is passed on."""
+    """The methods that are passed on."""
     return [AdminMethod.of(method, _call(policy, method)) for method in ADMIN_METHODS]
 
 

@@ -54,7 +54,7 @@ _CONNECTION_AGE_S = 600.0
 
 @dataclass(frozen=True)
 class Operators:
-    """What serves operators, over gRPC and HTTP alike."""
+    """Servicers for operators, over gRPC and HTTP."""
 
     cluster: ClusterServicer
     admin: AdminServicer
@@ -81,7 +81,7 @@ def operators(
     policies: Mapping[str, grpc.aio.Channel],
     listen: str,
 ) -> Operators:
-    """Put them together.
+    """The servicers for operators.
 
     Args:
         policy: takes what administrators change.

@@ -94,9 +94,7 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
 
 
 def _tell(context: Context, generation: Generation, *, asked_priority: int) -> None:
-    """Say in the trailing metadata what is left of the limits, and the priority of a request that asked for
-    too much.
-    """
+    """Set the trailing metadata: what is left of the limits, and a priority that was lowered."""
     said = dict(rate_limits.headers_of(generation.limits))
     prepared = generation.prepared
     if prepared.job.priority != asked_priority:

@@ -24,7 +24,7 @@ FILTERED = name_of(generation_pb2.FINISH_REASON_CONTENT_FILTER)
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Keepers of accounts: policy's reservations, the ledger, metrics, and the audit trail."""
+    """Parts that an account reports to."""
 
     reservations: Reservations
     ledger: Ledger
@@ -33,8 +33,8 @@ class Accounts:
 
 
 class Account:
-    """Reserves with policy before the request is queued, and is closed once: with an audit line, and what was
-    used is settled.
+    """Reserves with policy before the request is queued. It is closed once: it then writes the audit line and
+    settles the usage.
 
     Attributes:
         limits: what is left of the caller's limits.
@@ -69,7 +69,7 @@ class Account:
         self._last_tokens_at = 0.0
 
     def enter(self) -> None:
-        """The call is admitted. From now on its audit line is written here."""
+        """Count the admitted call, and write its audit line here from now on."""
         self._all_metrics.streams.inc()
         self._call.context.record.is_written = True
 
@@ -111,21 +111,19 @@ class Account:
         return answer
 
     def note_found(self, reply: scheduler_pb2.ReaderReply) -> None:
-        """The scheduler knows the request, which another call submitted. What that call reserved is renewed
-        here too: it still counts where that call's gateway is gone.
-        """
+        """Renew what another call reserved, which submitted the request: its gateway may be gone."""
         self.model = self.model or reply.model
         if reply.attempt_id and not self._taken_over and not self._is_closed:
             self._taken_over = reply.attempt_id
             self._reservations.take_over(self._call.caller.tenant, self._call.request_id, reply.attempt_id)
 
     def begin(self, model: str, *, prompt_tokens: int) -> None:
-        """The request is queued, or answered."""
+        """Begin to measure: the request is queued, or answered from the cache."""
         self._metrics = self._all_metrics.of(model)
         self.usage.prompt_tokens = prompt_tokens
 
     def note_tokens(self, n: int) -> None:
-        """The client gets `n` tokens, 1 or more."""
+        """Measure a chunk of `n` tokens, 1 or more, that the client gets."""
         now = time.monotonic()
         if not self._last_tokens_at:
             self._call.span.event("first_token")
@@ -134,17 +132,17 @@ class Account:
         self._last_tokens_at = now
 
     def note_text(self, text: str) -> None:
-        """The client gets a part of the answer."""
+        """Add a part of the answer to the audit line's text."""
         self._answer.add(text)
 
     def note_finished(self, finished: tokens_pb2.Finished, *, n_seen: int) -> bool:
-        """A terminal chunk has come.
+        """Take outcome, usage and timings from a terminal chunk.
 
         Args:
-            n_seen: tokens of the answer that have come. The chunk is told them where guardrails ended it.
+            n_seen: tokens received. They become the chunk's usage where guardrails ended the answer.
 
         Returns:
-            Whether it ends the job, and not the answer alone.
+            True if it ends the job, False if it ends the answer alone.
         """
         outcome = name_of(finished.reason)
         is_of_job = outcome != FILTERED or finished.HasField("usage")
@@ -158,22 +156,22 @@ class Account:
         return is_of_job
 
     def note_usage(self, usage: generation_pb2.Usage) -> None:
-        """All that was used is known."""
+        """Set the final usage."""
         self.usage.CopyFrom(usage)
         self._is_final = True
 
     def note_outcome(self, outcome: str) -> None:
-        """What becomes of the job of an answer that guardrails have ended is not its outcome."""
+        """Set the outcome, unless guardrails have ended the answer: the job's own does not count."""
         if self.outcome != FILTERED:
             self.outcome = outcome
 
     def count_seen(self, n_seen: int) -> None:
-        """Without a terminal chunk, usage is what was seen: never what a client says it has."""
+        """Set the usage to the tokens received, until a terminal chunk has the final one."""
         if not self._is_final:
             self.usage.completion_tokens = n_seen
 
     def end(self, error: BaseException | None, outcome: str, *, has_begun: bool) -> FinishedRequest:
-        """The client has no part in it any more. It is closed when its usage is known, or will not be.
+        """End the client's part. `close` follows when the usage is known, or will not be.
 
         Args:
             error: what ended it, if anything did.
@@ -236,7 +234,7 @@ class Account:
             self._give_back(finished, is_settled=attempt_id == self._reserved)
 
     def _give_back(self, finished: FinishedRequest, *, is_settled: bool) -> None:
-        """End what was reserved, where nothing was settled that ends it."""
+        """Drop the reservation, and settle it as void unless a settlement has ended it."""
         self._reservations.drop(finished.tenant, finished.request_id, self._reserved)
         if not is_settled:
             void = replace(finished, attempt_id=self._reserved, usage=generation_pb2.Usage(), is_void=True)
@@ -253,7 +251,7 @@ class Account:
 
 
 def _timings_of(timings: generation_pb2.Timings) -> dict[str, object]:
-    """Where its time went on the worker and before it, in milliseconds."""
+    """Times in the queue and on the worker, in milliseconds; those that are 0 are left out."""
     return {
         name: round(getattr(timings, name), 1)
         for name in ("queue_ms", "prefill_ms", "decode_ms")

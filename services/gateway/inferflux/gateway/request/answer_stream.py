@@ -66,11 +66,11 @@ class AnswerStream:
         self._offset = 0
 
     async def subscribe(self) -> None:
-        """Take in what comes from now on."""
+        """Receive chunks from now on."""
         self._source = await self._services.tokens.open(self._call.subject)
 
     def begin(self, form: generation_pb2.AnswerFormat | None) -> Relay:
-        """Give what comes, from the first token on.
+        """Start at the first token.
 
         Args:
             form: how the answer is read; None where all of it is content.
@@ -80,24 +80,24 @@ class AnswerStream:
         return self._start(self._subscribed(), offset=0)
 
     def begin_cached(self, messages: Sequence[bytes], form: generation_pb2.AnswerFormat | None) -> None:
-        """Give an answer that is there as a whole."""
+        """Start with a complete answer, encoded chunks of the cache."""
         self.is_cached = True
         if form is not None:
             self._chat = ChatReader(form)
         self._start(StoredChunks(messages), offset=0)
 
     def resume(self, offset: int, *, is_read_whole: bool) -> Relay:
-        """Give what the client lacks that has the first `offset` tokens.
+        """Start after the first `offset` tokens, which the client has.
 
         Args:
-            is_read_whole: whether that can be read only after all that came before.
+            is_read_whole: the reader of the answer's format needs the earlier chunks too.
         """
         self._offset = offset
         self._rest = Rest(offset)
         return self._start(self._subscribed(), offset=0 if is_read_whole else offset)
 
     def attach(self) -> Relay:
-        """Give the answer to the same call that was sent before, which tells its own format."""
+        """Give the answer of the same call, sent before. Its first chunk has its format."""
         self._rest, self._chat, self.query = Rest(0), None, None
         return self._begun()
 
@@ -120,12 +120,12 @@ class AnswerStream:
 
     @property
     def has_received(self) -> bool:
-        """Whether a chunk has come."""
+        """True if a chunk was received."""
         return self._relay is not None and self._relay.has_received
 
     @property
     def has_ended(self) -> bool:
-        """Whether its terminal chunk has come."""
+        """True if the terminal chunk was received."""
         return self._relay is not None and self._relay.state.is_ended
 
     def __aiter__(self) -> Self:
@@ -158,15 +158,12 @@ class AnswerStream:
         return chunk
 
     def read(self, chunk: tokens_pb2.TokenChunk) -> inference_pb2.ChatDelta | None:
-        """What the text of the next chunk is, in order; None where it is content."""
+        """Content, reasoning and calls of the next chunk, in order; None where all of its text is content."""
         chat = self._chat if self._rest is None else self._rest.reader
         return None if chat is None else chat.read(chunk)
 
     async def follow(self) -> None:
-        """Read on for the sake of the terminal chunk.
-
-        That has come, or the request has another reader, soon after its window has passed.
-        """
+        """Read on until the terminal chunk, for no longer than the resume window and `_LAST_CHUNK_S`."""
         if self._relay is None:
             return
         if self._account.outcome != FILTERED:
@@ -186,13 +183,13 @@ class AnswerStream:
             self._account.count_seen(self._relay.state.tokens_end)
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Stop reading."""
         if self._source is not None:
             self._source.close()
         self._relay = None  # it refers to this stream: only the garbage collector would free the two
 
     def _take(self, chunk: tokens_pb2.TokenChunk) -> Iterable[tokens_pb2.TokenChunk]:
-        """What the client gets for a chunk that has come."""
+        """The chunks that the client gets for a received one."""
         if self.query is not None:
             self.query.recorder.take(chunk)
         passed: Iterable[tokens_pb2.TokenChunk] = (chunk,)

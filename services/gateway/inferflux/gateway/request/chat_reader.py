@@ -34,7 +34,7 @@ class ChatReader:
         self._call_id_prefix = form.call_id_prefix
 
     def read(self, chunk: tokens_pb2.TokenChunk) -> inference_pb2.ChatDelta:
-        """What is certain with a chunk; all of it with the terminal one."""
+        """Content, reasoning and calls that are certain by now; with the terminal chunk, all that is left."""
         pieces = self._parser.push(chunk.text)
         if chunk.HasField("finished"):
             is_cut = chunk.finished.reason == generation_pb2.FINISH_REASON_LENGTH
@@ -45,7 +45,7 @@ class ChatReader:
         return delta
 
     def skip(self, text: str) -> None:
-        """Read on over what the client has."""
+        """Parse text that the client has."""
         self._parser.push(text)
 
     def _add(self, delta: inference_pb2.ChatDelta, piece: Piece) -> None:
@@ -65,7 +65,7 @@ class ChatReader:
 
 
 class Rest:
-    """What a client lacks that has the first `offset` tokens of an answer.
+    """The answer after its first `offset` tokens, which the client has.
 
     An answer that has a format needs all its chunks, from the first one on. The reader skips what the client
     has, so it reads the rest as if the client's stream had not been lost.
@@ -77,7 +77,7 @@ class Rest:
         self.reader: ChatReader | None = None
 
     def take(self, chunk: tokens_pb2.TokenChunk) -> bool:
-        """Whether the client lacks something of a chunk, which is cut to that."""
+        """Cut a chunk to what the client lacks. Returns False if that is nothing."""
         if self.reader is None and chunk.HasField("answer_format"):
             self.reader = ChatReader(chunk.answer_format)
         text = chunk.text
@@ -88,7 +88,7 @@ class Rest:
 
 
 def has_format(messages: Iterable[bytes]) -> bool | None:
-    """Whether an answer has a format; None where neither its first chunk nor its last one is there."""
+    """True if an answer has a format; None if neither its first nor its last chunk is there."""
     for data in messages:
         try:
             chunk = parse_chunk(data)

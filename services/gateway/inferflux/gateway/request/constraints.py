@@ -36,7 +36,7 @@ _MOST_READ = 64
 
 
 class Compiles(Protocol):
-    """Who tries a constraint; `inferflux.gateway.tokenizer.tokenizers.Tokenizers` does."""
+    """Compiles constraints to try them, as `inferflux.gateway.tokenizer.tokenizers.Tokenizers` does."""
 
     async def compile(
         self, digest: str, constraint: generation_pb2.StructuredConstraint, *, field: str
@@ -44,7 +44,7 @@ class Compiles(Protocol):
 
 
 def _named(constraint: generation_pb2.StructuredConstraint) -> str:
-    """What people call it."""
+    """A constraint's name in errors."""
     match constraint.WhichOneof("constraint"):
         case "json_schema":
             return "the schema"
@@ -259,7 +259,7 @@ class Constraints:
 
 
 def _is_too_much(error: InvalidArgument) -> bool:
-    """Return whether less of the schemas may be taken: one that nothing matches stays so."""
+    """True if masks may hold less of the schemas. A schema that nothing matches is refused in any case."""
     return error.reason == "BAD_CONSTRAINT" and NOTHING_MATCHES not in error.message
 
 
@@ -268,7 +268,7 @@ def _key_of(function: generation_pb2.FunctionSchema) -> bytes:
 
 
 def _leave(function: generation_pb2.FunctionSchema, level: int) -> list[Unenforced]:
-    """Have masks hold less of a function's arguments; what is left to the check by that."""
+    """Have masks hold less of a function's arguments. Returns what is left to the check."""
     schema = _read(function.checked_parameters or function.parameters, level, is_arguments=True)
     function.parameters = schema.enforced
     function.checked_parameters = schema.checked if schema.checked != schema.enforced else ""

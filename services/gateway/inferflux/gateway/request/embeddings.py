@@ -69,7 +69,7 @@ class Embeddings:
     async def embed(
         self, context: CallContext, caller: Caller, request: embedding_pb2.EmbedRequest
     ) -> embedding_pb2.EmbedResponse:
-        """As `vectors`, as the message of the call."""
+        """As `vectors`; returns the response of the RPC."""
         embedded = await self.vectors(context, caller, request)
         response = embedding_pb2.EmbedResponse(model=embedded.model, usage=embedded.usage)
         for vector in embedded.vectors:
@@ -79,7 +79,7 @@ class Embeddings:
     async def vectors(
         self, context: CallContext, caller: Caller, request: embedding_pb2.EmbedRequest
     ) -> Embedded:
-        """A vector of length 1 of each text.
+        """One vector for each text, of Euclidean length 1.
 
         Raises:
             InvalidArgument: a text is empty, too long for the model or cannot be tokenized; names it.
@@ -173,7 +173,7 @@ class Embeddings:
     def _check_texts(
         self, texts: Iterable[str], field: str, *, before: int = 0, names: Sequence[str] = ()
     ) -> None:
-        """None is empty, and they are not too large together with `before` bytes."""
+        """Raises InvalidArgument if one is empty, or all with `before` bytes are too large."""
         size = before
         for i, text in enumerate(texts):
             name = names[i] if names else f"{field}[{i}]"

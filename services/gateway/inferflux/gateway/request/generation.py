@@ -54,13 +54,13 @@ class Generation:
 
     @property
     def prepared(self) -> Prepared:
-        """What was submitted."""
+        """The submitted request; RuntimeError without one."""
         if self._prepared is None:
             raise RuntimeError("nothing was submitted here")
         return self._prepared
 
     async def submit(self, prepared: Prepared) -> None:
-        """Have a request answered; raises as `Submission.run`."""
+        """Submit a request; raises as `Submission.run`."""
         self._prepared = prepared
         submission = Submission(
             self._call,
@@ -73,7 +73,7 @@ class Generation:
         await submission.run()
 
     async def resume(self, offset: int) -> None:
-        """Take up a stream that was begun elsewhere; raises as `Resumption.run`."""
+        """Resume a stream of another call; raises as `Resumption.run`."""
         await Resumption(self._call, self._services, self._reader, self._stream).run(offset)
 
     def __aiter__(self) -> AnswerStream:
@@ -81,7 +81,7 @@ class Generation:
         return self._stream
 
     def read(self, chunk: tokens_pb2.TokenChunk) -> inference_pb2.ChatDelta | None:
-        """What the text of the next chunk is, in order; None where it is content."""
+        """As `AnswerStream.read`."""
         return self._stream.read(chunk)
 
     async def __aexit__(
@@ -124,7 +124,7 @@ class Generation:
         return "left" if self._reader.window_s else "cancelled"
 
     def _finish(self, finished: FinishedRequest) -> None:
-        """Nothing is read any more: audit and settle the usage as it is known now."""
+        """Audit and settle the usage as it is known now, and stop reading."""
         stream, reader = self._stream, self._reader
         stream.count_seen()
         has_job = reader.is_joined and (stream.has_received or not stream.is_unconfirmed)
@@ -139,5 +139,5 @@ class Generation:
 
 
 def _is_gone(error: BaseException | None) -> bool:
-    """Whether this is how a stream ends whose client went away, or that was ended from here."""
+    """True if the client went away, or this gateway ended the stream."""
     return isinstance(error, asyncio.CancelledError | GeneratorExit)

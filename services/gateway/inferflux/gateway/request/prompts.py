@@ -51,7 +51,7 @@ class Prompt:
     """Token ids, the field they came from, and the images that some of them stand for.
 
     Attributes:
-        text: that they are of, where it is not to be told from them.
+        text: of these tokens, where detokenizing them does not give it.
     """
 
     token_ids: Sequence[int]

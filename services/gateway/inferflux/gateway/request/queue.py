@@ -14,7 +14,7 @@ _REFUSED = frozenset({"REQUEST_ID_TAKEN", "QUEUE_FULL", "QUEUE_UNAVAILABLE", "ST
 
 
 def is_refused(error: InferFluxError) -> bool:
-    """Whether `put`, having failed with this error, has certainly put no job into the queue."""
+    """True if this error of `put` means that no job is in the queue."""
     return error.reason in _REFUSED
 
 
@@ -64,6 +64,6 @@ class JobQueue:
 
 
 def taken(request_id: str) -> AlreadyExists:
-    """What is said of a request id that another call has lately used."""
+    """The error for a request id that another call has lately used."""
     message = f"the request id {request_id} was used already: use Resume to read its stream"
     return AlreadyExists(message, reason="REQUEST_ID_TAKEN")

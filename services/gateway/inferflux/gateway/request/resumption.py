@@ -25,7 +25,7 @@ Asked = asyncio.Task[scheduler_pb2.ReaderReply | None]
 
 
 class Resumption:
-    """Finds what there is of a stream, in NATS and with the scheduler, and gives what the client lacks."""
+    """Starts a stream at an offset, from chunks stored in NATS and those that a worker still publishes."""
 
     def __init__(self, call: Call, services: Services, reader: Reader, stream: AnswerStream) -> None:
         self._call = call

@@ -29,7 +29,7 @@ _CANCEL_LIMIT_S = 2.0
 
 
 class Policy(Reserves, Settles, FetchesGuards, Protocol):
-    """Policy, as requests need it; `inferflux.gateway.policy.admission.Admission` is it."""
+    """The policy service, as `inferflux.gateway.policy.admission.Admission` calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Services:
         cancel_timeout_s: float = _CANCEL_LIMIT_S,
         answers: AnswerCache | None = None,
     ) -> Self:
-        """Put them together.
+        """The services of a gateway.
 
         Args:
             cancel_timeout_s: longest wait for the scheduler to say what it knows of a request.

@@ -104,7 +104,7 @@ def texts_of(message: inference_pb2.ChatMessage) -> Iterator[str]:
 
 
 def check_text(text: str, *, max_text_bytes: int, field: str) -> None:
-    """The text is there, and not too large."""
+    """Raises InvalidArgument if the text is empty or too large."""
     if not text:
         raise InvalidArgument(f"{field} is empty", field=field)
     check_text_size(len(text.encode()), max_text_bytes, field)
@@ -133,7 +133,7 @@ def prompt_of(request: inference_pb2.GenerateRequest, *, max_text_bytes: int) ->
 
 
 def check_prompt_length(n_tokens: int, card: model_pb2.ModelCard, *, field: str) -> None:
-    """The prompt is there, and leaves room for one token."""
+    """Raises InvalidArgument if the prompt is empty, or leaves no room for one token."""
     if n_tokens == 0:
         raise InvalidArgument("the prompt has no tokens", field=field)
     if n_tokens + 1 > card.context_length:
@@ -146,7 +146,7 @@ def check_prompt_length(n_tokens: int, card: model_pb2.ModelCard, *, field: str)
 
 
 def check_text_size(size: int, limit: int, field: str) -> None:
-    """Texts have this many bytes, and may have `limit`."""
+    """Raises InvalidArgument if `size` bytes are more than `limit`."""
     if size > limit:
         message = f"{size} bytes of text; at most {limit} are taken"
         raise InvalidArgument(message, field=field, reason="TEXT_TOO_LARGE")
