@@ -233,6 +233,11 @@ async def test_a_worker_that_dies_is_started_again(
         after = json.loads((state_dir / "stack.json").read_text())["processes"]["worker-0"]
         assert after != before
         assert (await run("chat", *ASKED, env=env)).stdout == answer.stdout
+        children = psutil.Process(after).children()
+        (engine,) = (child for child in children if "inferflux.worker.engine" in child.cmdline())
+        engine.kill()
+        await terminal.see("worker-0 starts its engine again, which died")
+        await terminal.see("worker-0 is back")
 
 
 async def test_the_demo_streams_an_answer_and_leaves_nothing(demo_model: Path, tmp_path: Path) -> None:

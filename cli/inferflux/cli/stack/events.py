@@ -15,6 +15,7 @@ class EventKind(Enum):
     WAITING = "waiting"
     READY = "ready"
     DIED = "died"
+    ENGINE_DIED = "engine died"
     RESTARTED = "restarted"
     STOPPING = "stopping"
     STOPPED = "stopped"

@@ -76,7 +76,7 @@ class StartDisplay:
 
     def _say(self, event: StackEvent) -> None:
         name = f"[bold]{event.process}[/]"
-        if event.kind is EventKind.DIED:
+        if event.kind in (EventKind.DIED, EventKind.ENGINE_DIED):
             self._console.print(f"[red]●[/] {name} {escape(event.detail)}")
         elif event.kind is EventKind.RESTARTED:
             self._console.print(f"[green]●[/] {name} is back")

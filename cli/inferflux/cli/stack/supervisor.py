@@ -26,6 +26,7 @@ from . import readiness, store
 from .access import Access, grant
 from .backoff import Backoff
 from .events import EventKind, Observer, StackEvent, ignore
+from .follow import LogTail
 from .options import StackOptions, find_model
 from .plan import END_ORDER, joining, plan, worker_names
 from .ports import Ports, choose
@@ -39,6 +40,9 @@ _TIDY_UP_S = 7.0
 # Between two looks at whether nats-server writes to its disk.
 _STORE_INTERVAL_S = 1.0
 _STORE_END_LIMIT_S = 10.0
+# Between two looks at a worker's log, and what that says of an engine.
+_LOG_INTERVAL_S = 0.5
+_ENGINE_DIED = "engine died, starting it again"
 
 
 class Stack:
@@ -223,9 +227,9 @@ class Stack:
             self._keep_alive(process)
         if self._options.restarts:
             for process in self.processes.values():
-                if process.spec.kind == "nats":
-                    name = f"watch the store of {process.name}"
-                    self._keepers.append(asyncio.create_task(self._watch_store(process), name=name))
+                watch = {"nats": self._watch_store, "worker": self._watch_engines}.get(process.spec.kind)
+                if watch is not None:
+                    self._keepers.append(asyncio.create_task(watch(process), name=f"watch {process.name}"))
         self._publish()
 
     async def _until_ready(
@@ -318,6 +322,17 @@ class Stack:
                 detail = f"does not write, though its disk does again: {problem}; starting it again"
                 self._observe(StackEvent(EventKind.DIED, process.name, detail))
                 await process.end(_STORE_END_LIMIT_S)
+
+    async def _watch_engines(self, process: ManagedProcess) -> None:
+        """Tell of engines that die: their worker starts them again, and logs it."""
+        tail = LogTail(process.log_file)
+        tail.new_lines()
+        while True:
+            await asyncio.sleep(_LOG_INTERVAL_S)
+            if any(_ENGINE_DIED in line for line in tail.new_lines()):
+                detail = f"starts its engine again, which died (log: {process.log_file})"
+                self._observe(StackEvent(EventKind.ENGINE_DIED, process.name, detail))
+                await self._until_it_settles(process)
 
     async def _until_it_settles(self, process: ManagedProcess) -> None:
         while process.is_running:
