@@ -73,6 +73,19 @@ def test_a_worker_that_was_killed_while_it_drained_takes_requests_when_it_starts
     finish(world)
 
 
+def test_a_request_that_only_a_draining_worker_could_serve_is_told_so() -> None:
+    world = make_world()
+    worker = world.add_worker("w1", slots=1, kv_cells=200)
+    world.settle()
+    drain(world, "w1")
+    waiting = submit(world, "waiting")
+    for _ in range(120):
+        worker.beat()
+        world.pass_time(0.1)
+        world.settle()
+    assert world.log[waiting][-1].failed.message.endswith("for 10 s: w1 is draining")
+
+
 def test_only_a_worker_that_lives_can_be_drained() -> None:
     world = make_world()
     with pytest.raises(NotFound, match=r"^no worker w9"):

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from inferflux.scheduler.core.types import outcomes
 from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.core.types.jobs import Demand, Job
+from inferflux.v1 import scheduler_pb2
 
 from .queue import ModelQueue
 from .state import SchedulerState
 
 # Between two looks at a queue whose requests may have waited too long.
 _LOOK_AGAIN_S = 0.5
+# Workers that an error names.
+_MOST_NAMED = 4
 
 _Wanted = tuple[str, Demand]
 
@@ -34,10 +37,21 @@ class UnservedModels:
         """End the requests that have waited for a worker for too long."""
         out: list[Action] = []
         for job in self._overdue(now):
-            is_replaced = self._state.placement.is_served(job.model, Demand(job.demand.pools))
-            why = outcomes.replaced if is_replaced else outcomes.no_worker
-            out += self._state.finish(job, why(job, self._state.limits.no_worker_timeout_s))
+            limit_s = self._state.limits.no_worker_timeout_s
+            if self._state.placement.is_served(job.model, Demand(job.demand.pools)):
+                why = outcomes.replaced(job, limit_s)
+            else:
+                why = outcomes.no_worker(job, limit_s, self._draining(job.model))
+            out += self._state.finish(job, why)
         return out
+
+    def _draining(self, model: str) -> list[str]:
+        """The first workers that have a model and are draining, by id."""
+        return sorted(
+            worker.worker_id
+            for worker in self._state.table.workers.values()
+            if worker.state == scheduler_pb2.WORKER_STATE_DRAINING and model in worker.digests
+        )[:_MOST_NAMED]
 
     def _overdue(self, now: float) -> Iterator[Job]:
         queues, is_served = self._state.queue, self._state.placement.is_served

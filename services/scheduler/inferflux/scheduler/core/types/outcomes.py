@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from inferflux.common.contract import epochs
 from inferflux.common.contract.errors import (
     DeadlineExceeded,
@@ -37,9 +39,12 @@ def expired() -> tokens_pb2.Failed:
     )
 
 
-def no_worker(job: Job, timeout_s: float) -> tokens_pb2.Failed:
+def no_worker(job: Job, timeout_s: float, draining: Sequence[str] = ()) -> tokens_pb2.Failed:
+    """Args: draining: workers that have its model and take nothing new."""
     where = f" in the pools {', '.join(job.worker_pools)}" if job.worker_pools else ""
     message = f"no worker{where} has served {job.model} for {timeout_s:g} s"
+    if draining:
+        message += f": {', '.join(draining)} {'is' if len(draining) == 1 else 'are'} draining"
     return _failed(Unavailable(message, reason="NO_WORKER", retry_delay_s=5.0))
 
 
