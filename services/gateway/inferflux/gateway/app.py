@@ -110,8 +110,8 @@ class _Gateway:
 
 async def _open(settings: GatewaySettings, stack: AsyncExitStack, tracer: Tracer) -> _Gateway:
     """Connect, and start the tasks beside the servicers; `stack` ends all of it, the last one first."""
+    service_key = _service_key(settings)  # Before the trail: a start that fails leaves no lines there.
     trail = await stack.enter_async_context(running_trail(settings, "gateway"))
-    service_key = _service_key(settings)
     bus = await Bus.connect(settings.nats_url, name="gateway", watches_writes=True, tls=settings.client_tls)
     stack.push_async_callback(bus.close)
     await bus.ensure_streams(settings.stream_limits)

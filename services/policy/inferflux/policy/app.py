@@ -59,17 +59,21 @@ log = logs.get()
 
 async def serve(settings: PolicySettings, shutdown: Shutdown, registry: CollectorRegistry = REGISTRY) -> None:
     """Serve until `shutdown` is asked for; calls in flight then get `drain_limit_s` to end."""
-    async with running_trail(settings, "policy") as trail:
-        await _serve(settings, shutdown, trail, registry)
-
-
-async def _serve(
-    settings: PolicySettings, shutdown: Shutdown, trail: AuditTrail, registry: CollectorRegistry
-) -> None:
-    tls = settings.server_tls
     certificates = settings.service_certificates
     keys = parse_service_keys(settings.service_key.get_secret_value(), needs_one=not certificates)
     service_keys = ServiceKeys(keys, certificates=certificates)
+    async with running_trail(settings, "policy") as trail:
+        await _serve(settings, service_keys, shutdown, trail, registry)
+
+
+async def _serve(
+    settings: PolicySettings,
+    service_keys: ServiceKeys,
+    shutdown: Shutdown,
+    trail: AuditTrail,
+    registry: CollectorRegistry,
+) -> None:
+    tls = settings.server_tls
     http = settings.http_client()
     issuers = settings.http_client(Proxies.of_environment())
     opened = open_decisions(settings, http)
