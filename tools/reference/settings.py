@@ -114,7 +114,7 @@ def allowed_text(field: FieldInfo) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _value(value: object) -> str:

@@ -107,7 +107,7 @@ class GatewaySettings(AuditSettings):
     )
     max_streams_per_tenant: int = setting(
         0,
-        "the same for each tenant. 0: beside others no more than are left free; "
+        "token streams of a tenant at the same time. 0: beside others no more than are left free; "
         "a tenant alone has all but a sixteenth",
         ge=0,
         le=100_000,
@@ -134,7 +134,10 @@ class GatewaySettings(AuditSettings):
         ordinary=True,
     )
     answer_cache_tenant_bytes: ByteCount = setting(
-        0, "the same for each tenant. 0: all of it; the tenant with most of it loses answers first", ge=0
+        0,
+        "Redis memory of a tenant's answers in the answer cache. 0: all of it; the tenant with most of it "
+        "loses answers first",
+        ge=0,
     )
     answer_cache_lifetime_s: float = setting(
         3600.0,

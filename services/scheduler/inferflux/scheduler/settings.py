@@ -91,7 +91,7 @@ class SchedulerSettings(ServiceSettings):
     )
     max_queued_per_tenant: int = setting(
         _LIMITS.max_queued_per_tenant,
-        "the same for each tenant. 0: beside others no more than are left free in the queue; "
+        "new requests of a tenant that may wait. 0: beside others no more than are left free in the queue; "
         "a tenant alone has all but a sixteenth",
         ge=0,
     )

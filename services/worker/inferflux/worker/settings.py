@@ -113,7 +113,7 @@ class WorkerSettings(HttpClientSettings):
     )
     models_store_bytes: ByteCount = setting(
         0,
-        "most bytes of that folder; 0: what the disk has free",
+        "most bytes that the folder `INFERFLUX_MODELS_STORE` may take; 0: what the disk has free",
         variable="INFERFLUX_MODELS_STORE_BYTES",
         ge=0,
         le=_MOST_INT64,
