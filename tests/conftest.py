@@ -49,6 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("house"):
         terminalreporter.section("the house: python -m tools.house")
         terminalreporter.write_line(report.text(report.rows()))
+        terminalreporter.write_line("A report: it fails no test. docs/contributing.md explains it.")
 
 
 def pytest_asyncio_loop_factories(
