@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tools.reference.markdown import fill, table
@@ -25,13 +25,19 @@ PAGE = source.ROOT / "docs/contributing.md"
 
 
 def _recorded(page: str) -> str:
+    """The page with the tables. Lines are in hundreds: nearly every commit changes their exact number."""
     sizes = measures.distributions(source.read()).items()
-    lines = [(f"`{name}`", str(modules), f"{number:,}") for name, (modules, number) in sizes]
+    lines = [(f"`{name}`", str(modules), f"{round(number, -2):,}") for name, (modules, number) in sizes]
+    rows = [replace(row, figures=tuple(map(_rounded, row.figures))) for row in report.rows()]
     blocks = {
-        "measures": table(report.HEAD, report.cells(report.rows())),
+        "measures": table(report.HEAD, report.cells(rows)),
         "sizes": table(("distribution", "modules", "lines"), lines),
     }
     return fill(page, blocks, by="python -m tools.house --record")
+
+
+def _rounded(figure: float) -> float:
+    return round(figure, -2) if figure >= 1000 else figure
 
 
 def main() -> None:
