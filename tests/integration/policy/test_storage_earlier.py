@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,9 @@ from inferflux.policy.decide.keys import ApiKeyRecord
 from inferflux.policy.decide.limits.rules import RateLimit
 from inferflux.policy.decide.roles import BUILTIN, Role
 from inferflux.policy.storage.redis import earlier
+from inferflux.policy.storage.redis.earlier import EarlierLayout
 from inferflux.policy.storage.sealed import PASSPHRASE, TAKES_CLEAR
+from inferflux.policy.storage.table import Row
 
 from .conftest import StartPolicy
 from .earlier_layout import Earlier, names_of_earlier
@@ -69,6 +71,23 @@ async def has_all(each: Opened) -> None:
     assert await storage.rate_limits.rules() == [LIMIT]
     assert (await storage.guardrails.index()).sets == {SET: SUMMARY}
     assert await storage.guardrails.rules([SET]) == [rules()]
+
+
+def is_removed_from(client: redis.asyncio.Redis) -> Callable[[], Awaitable[bool]]:
+    async def is_removed() -> bool:
+        return not await names_of_earlier(client)
+
+    return is_removed
+
+
+def has_found(each: Opened) -> Callable[[], Awaitable[bool]]:
+    async def is_found() -> bool:
+        try:
+            return await each.storage.keys.find(ROTATED.digest) is not None
+        except Unavailable:
+            return False
+
+    return is_found
 
 
 @pytest.fixture
@@ -149,8 +168,50 @@ async def test_nothing_is_removed_that_could_not_be_written(
     assert await names_of_earlier(client) == names
     await client.config_set("maxmemory", 0)
     await has_all(first)
-    assert not await names_of_earlier(client)
+    await until(is_removed_from(client))
     await first.aclose()
+
+
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["clear", "encrypted"])
+async def test_after_the_start_no_call_waits_for_a_take_over(
+    place: Place, client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, *, is_sealed: bool
+) -> None:
+    await ALL.write(client)
+    await client.config_set("maxmemory", 1)  # the start cannot take it over
+    each = await opened(
+        place.with_passphrase(PASSPHRASE_OF_TESTS).taking_clear() if is_sealed else place, timeout_s=1
+    )
+    await client.config_set("maxmemory", 0)
+    may_read, may_remove, reads = asyncio.Event(), asyncio.Event(), 0
+    read, remove = EarlierLayout.rows, EarlierLayout.remove
+
+    async def rows_later(self: EarlierLayout) -> dict[Row, str]:
+        nonlocal reads
+        reads += 1
+        await may_read.wait()
+        return await read(self)
+
+    async def remove_later(self: EarlierLayout) -> None:
+        await may_remove.wait()
+        await remove(self)
+
+    monkeypatch.setattr(EarlierLayout, "rows", rows_later)
+    monkeypatch.setattr(EarlierLayout, "remove", remove_later)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="taken over"):
+            await each.storage.keys.find(ROTATED.digest)
+    with pytest.raises(Unavailable, match="taken over"):
+        await each.storage.check()  # so it is not ready
+    assert reads == 1
+    may_read.set()
+    await until(has_found(each))
+    assert reads == 1
+    await has_all(each)
+    assert await names_of_earlier(client)
+    may_remove.set()
+    await until(is_removed_from(client))
+    await has_all(each)
+    await each.aclose()
 
 
 async def test_a_process_that_is_killed_before_the_removal_leaves_it_to_the_next(
@@ -222,7 +283,7 @@ async def test_with_a_passphrase_it_is_refused_unless_a_setting_says_otherwise(
     assert await names_of_earlier(client) == names
     each = await opened(sealed.taking_clear())
     await has_all(each)
-    assert not await names_of_earlier(client)
+    await until(is_removed_from(client))
     for name in await client.keys("*"):
         assert TENANT.encode() not in (await client.dump(name) or b"")
     await each.aclose()

@@ -12,13 +12,15 @@ inferflux:{guardrails}:rules      hash    <tenant>/<model> -> GuardrailRules
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from inferflux.common.contract.errors import Unavailable
 from inferflux.common.process import logs
+from inferflux.common.process.tasks import Background, cancel_all
 from inferflux.policy.decide.guardrails.store import Name, Rules, Summary
 from inferflux.policy.storage.guarded import StoreGuard
 from inferflux.policy.storage.table import KEY, LARGE, LIMIT, MARK, ROLE, TAKEN, Changes, Edits, Row
@@ -54,11 +56,16 @@ redis.call('HSET', KEYS[1], ARGV[1], value)
 return 1
 """
 
+_R = TypeVar("_R")
+
 log = logs.get()
 
 
 class RedisTableOverEarlier(RedisTable):
     """A `RedisTable` that begins with the rows of an `EarlierLayout`, and removes that once it has them.
+
+    The first read, before there are calls, waits for all of it. Later ones wait for the time of one answer:
+    the take-over then goes on beside them, and they raise Unavailable. They do not wait for the removal.
 
     Args:
         is_sealed: a `SealedTable` encrypts the rows and writes them; else they are written as they are.
@@ -71,27 +78,32 @@ class RedisTableOverEarlier(RedisTable):
         self._patient = RedisTable(redis, patient)
         self._is_sealed = is_sealed
         self._confirm = redis.register_script(_CONFIRM)
-        # Rows of the earlier layout that the table does not have yet.
+        # Rows of the earlier layout that a `SealedTable` is to write.
         self._found: Edits = {}
+        self._limit_s: float | None = None
+        # Readings and writings of the take-over that have not ended.
+        self._steps: set[asyncio.Task[Any]] = set()
+        self._background = Background()
+        self._removal: asyncio.Task[Any] | None = None
         self._has_removed = False
         self._remove_at = 0.0
 
     async def changes(self, since: int) -> Changes:
+        limit_s, self._limit_s = self._limit_s, self._guard.timeout_s
+        is_found = await self._have_ended(limit_s) and self._found
         changes = await super().changes(since)
+        if not (changes.revision or is_found):
+            await self._in_time(self._take_over(), limit_s)
+            changes = await super().changes(since)
         if changes.revision:
             self._found = {}
-            await self._remove_taken()
-            return changes
-        self._found = await self._earlier.rows()
-        if not self._found:
-            return changes
-        self._has_removed = False
-        if self._is_sealed:
+            self._begin_removal()
+            if limit_s is None and self._removal is not None:
+                await asyncio.wait([self._removal])
+        elif self._found:
             small = {row: value for row, value in self._found.items() if row.kind not in LARGE}
             return Changes(0, small, is_whole=True)
-        if await self.write(self._found, expected=0, revision=1):
-            log.info("policy's earlier layout in Redis was taken over", n_rows=len(self._found))
-        return await self.changes(since)
+        return changes
 
     async def large(self, rows: Sequence[Row]) -> list[str | None]:
         return [self._found.get(row) for row in rows] if self._found else await super().large(rows)
@@ -99,12 +111,57 @@ class RedisTableOverEarlier(RedisTable):
     async def write(self, edits: Edits, *, expected: int, revision: int) -> bool:
         if not self._found:
             return await super().write(edits, expected=expected, revision=revision)
-        return await self._patient.write({**edits, _TAKEN: "{}"}, expected=expected, revision=revision)
+        work = self._patient.write({**edits, _TAKEN: "{}"}, expected=expected, revision=revision)
+        return await self._in_time(work, self._guard.timeout_s)
+
+    async def aclose(self) -> None:
+        await cancel_all(list(self._steps))
+        await self._background.close()
+
+    async def _take_over(self) -> None:
+        found = await self._earlier.rows()
+        if self._is_sealed:
+            self._found = found
+        if not found:
+            return
+        self._has_removed = False
+        if not self._is_sealed and await self._patient.write({**found, _TAKEN: "{}"}, expected=0, revision=1):
+            log.info("policy's earlier layout in Redis was taken over", n_rows=len(found))
+
+    async def _in_time(self, work: Coroutine[Any, Any, _R], limit_s: float | None) -> _R:
+        """The result of a step, which goes on where it takes longer.
+
+        Raises:
+            Unavailable: it takes longer, or Redis does not answer it.
+        """
+        step = asyncio.create_task(work)
+        self._steps.add(step)
+        step.add_done_callback(self._on_end)
+        await self._have_ended(limit_s)
+        return step.result()
+
+    async def _have_ended(self, limit_s: float | None) -> bool:
+        """True if there were steps, which have ended now; raises Unavailable if one has not."""
+        if not self._steps:
+            return False
+        _, late = await asyncio.wait(self._steps, timeout=limit_s)
+        if late:
+            raise Unavailable("policy's earlier layout in Redis is being taken over", reason="STORE_TIMEOUT")
+        return True
+
+    def _on_end(self, step: asyncio.Task[Any]) -> None:
+        """An error is for those who wait, if there still are any."""
+        self._steps.discard(step)
+        if not step.cancelled():
+            step.exception()
+
+    def _begin_removal(self) -> None:
+        is_wanted = not self._has_removed and time.monotonic() >= self._remove_at
+        if is_wanted and (self._removal is None or self._removal.done()):
+            self._removal = self._background.start(self._remove_taken())
 
     async def _remove_taken(self) -> None:
         """Remove the earlier layout where the table was made of it, and a replica has the table too."""
-        if self._has_removed or time.monotonic() < self._remove_at:
-            return
         try:
             if await self._replicated(self._confirm, [LARGE_ROWS], [_TAKEN.text]):
                 await self._earlier.remove()
