@@ -17,6 +17,10 @@ SERVICES = ("nats", "valkey", "policy", "scheduler", "worker", "gateway")
 _COMMAND_LIMIT_S = 180.0
 
 
+# It makes the users of NATS and Valkey, once.
+_ENDS = "access"
+
+
 class CommandError(AssertionError):
     """A command failed; says what it wrote."""
 
@@ -145,13 +149,15 @@ class Compose:
         return time.monotonic() - began
 
     async def containers(self, service: str = "") -> list[Container]:
-        """The project's containers, those that do not run too, by number."""
+        """The project's containers, those that do not run too, by number; not the one that made passwords
+        and has ended."""
         labels = [f"com.docker.compose.project={self.project}"]
         labels += [f"com.docker.compose.service={service}"] if service else []
         filters = [word for label in labels for word in ("--filter", f"label={label}")]
         shown = '{{.Names}} {{.ID}} {{.Label "com.docker.compose.service"}}'
         rows = await run("docker", "ps", "--all", *filters, "--format", shown)
-        return [Container(row.split()[1], row.split()[2]) for row in sorted(rows.splitlines())]
+        found = (Container(row.split()[1], row.split()[2]) for row in sorted(rows.splitlines()))
+        return [container for container in found if container.service != _ENDS]
 
     def _command(self, *words: str) -> list[str]:
         files = [word for file in ("docker-compose.yml", *self._extra) for word in ("-f", str(file))]
