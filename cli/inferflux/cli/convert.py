@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 from rich.console import Console
@@ -29,7 +29,12 @@ def convert(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="By default DIR's name and the type, here.")
     ] = None,
-    outtype: Annotated[OutTypeName, typer.Option(help="What matrices are stored in.")] = "f16",
+    outtype: Annotated[
+        OutTypeName,
+        typer.Option(
+            metavar="TYPE", help=f"What matrices are stored in: {', '.join(get_args(OutTypeName))}."
+        ),
+    ] = "f16",
     name: Annotated[str, typer.Option(help="What the file calls the model; DIR's name by default.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
