@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from dataclasses import replace
 from importlib.metadata import version as installed_version
@@ -35,6 +34,7 @@ from .reach.command import (
     make_console,
     print_json,
     state_path,
+    tls_ca_flag,
     with_client,
 )
 from .reach.flag_groups import Commands
@@ -71,7 +71,8 @@ def _of_every_command(
         typer.Option(
             "--tls-ca",
             metavar="FILE",
-            help="Speak TLS: the CA of the gateway, PEM, or `public`. Else $INFERFLUX_TLS_CA.",
+            help="Speak TLS: the CA of the gateway, PEM, or `public`. "
+            "Else the local stack's, or $INFERFLUX_TLS_CA.",
         ),
     ] = "",
     _version: Annotated[
@@ -80,8 +81,7 @@ def _of_every_command(
     ] = False,
 ) -> None:
     """Run InferFlux on this machine, and talk to it here or elsewhere."""
-    if tls_ca:
-        os.environ["INFERFLUX_TLS_CA"] = tls_ca
+    tls_ca_flag.set(tls_ca)
 
 
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Else the first one served.")]

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from inferflux.cli.app import app
 from inferflux.cli.ask.flags import DEFAULT_MAX_TOKENS, GenerationFlags
+from inferflux.cli.reach.state_dir import StackState, StateDir
 
 # SIGINT arrives when the last of the imports has begun.
 _INTERRUPTED_WHILE_IMPORTING = """
@@ -68,3 +69,11 @@ def test_an_empty_question_is_refused_before_anything_is_called() -> None:
         refused = CliRunner().invoke(app, ["chat", question], env={"INFERFLUX_ENDPOINT": "127.0.0.1:1"})
         assert refused.exit_code == 2
         assert "the question is empty" in refused.output
+
+
+def test_the_flag_of_tls_reaches_the_command_and_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = StackState(1, "127.0.0.1:1", "key", "", "", "demo", {}, {}, tls_ca="/stack-ca")
+    monkeypatch.setattr(StateDir, "running", lambda _: local)
+    for flag, ca in ([["--tls-ca", "/flag-ca"], "/flag-ca"], [[], "/stack-ca"]):
+        refused = CliRunner().invoke(app, [*flag, "status"])
+        assert f"cannot read {ca}" in str(refused.exception)

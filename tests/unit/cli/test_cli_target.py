@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from inferflux.api.errors import InvalidArgument
+from inferflux.api.tls import Tls
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.reach.state_dir import StackState
 from inferflux.cli.reach.target import Target, resolve
@@ -69,3 +72,42 @@ def test_the_local_key_is_never_sent_elsewhere() -> None:
 def test_without_any_stack_the_message_says_what_to_do() -> None:
     with pytest.raises(CommandError, match=r"inferctl up.*--endpoint, INFERFLUX_ENDPOINT .*--state-dir"):
         resolve(endpoint="", api_key="", env={}, local=lambda: None)
+
+
+ENCRYPTED = replace(LOCAL, tls_ca="stack.pem")
+
+
+@pytest.mark.parametrize("endpoint", ["", LOCAL.endpoint])
+def test_the_flag_s_ca_comes_before_that_of_the_local_stack(endpoint: str) -> None:
+    env = {"INFERFLUX_TLS_CA": "env.pem"}
+    own = resolve(endpoint=endpoint, api_key="", env=env, local=lambda: ENCRYPTED)
+    given = resolve(endpoint=endpoint, api_key="", env=env, local=lambda: ENCRYPTED, tls_ca="flag.pem")
+    assert (own.tls.ca, given.tls.ca) == ("stack.pem", "flag.pem")
+
+
+@pytest.mark.parametrize("endpoint", ["", LOCAL.endpoint])
+def test_no_key_goes_in_plain_text_where_the_flag_asks_for_tls(endpoint: str) -> None:
+    with pytest.raises(CommandError, match="plain text: leave --tls-ca out"):
+        resolve(endpoint=endpoint, api_key="", env={}, local=lambda: LOCAL, tls_ca="public")
+
+
+def test_the_flag_s_ca_comes_before_that_of_the_environment() -> None:
+    env = {
+        **ENV,
+        "INFERFLUX_TLS_CA": "env.pem",
+        "INFERFLUX_TLS_CERT": "me.pem",
+        "INFERFLUX_TLS_KEY": "me.key",
+    }
+    found = resolve(endpoint="", api_key="", env=env, local=lambda: LOCAL, tls_ca="flag.pem")
+    assert found.tls == Tls("flag.pem", "me.pem", "me.key")
+
+
+def test_a_ca_without_a_certificate_is_refused_by_name(tmp_path: Path) -> None:
+    """Without this every call says that nothing answers."""
+    file = tmp_path / "hostname"
+    for holds in (b"", b"a-host\n", b"-----BEGIN CERTIFICATE-----\n"):
+        file.write_bytes(holds)
+        with pytest.raises(InvalidArgument, match="hostname holds no certificate"):
+            Tls(file).credentials()
+    with pytest.raises(InvalidArgument, match=r"cannot read .*gone: No such file"):
+        Tls(tmp_path / "gone").credentials()

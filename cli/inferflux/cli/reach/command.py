@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +43,9 @@ StateDirectory = Annotated[
     typer.Option("--state-dir", help="Keys, data and logs. Else $INFERFLUX_STATE_DIR, else below home."),
 ]
 
+# --tls-ca, which stands before the command.
+tls_ca_flag: ContextVar[str] = ContextVar("tls_ca_flag", default="")
+
 # What people see of an answer: a line, or what rich prints.
 View = str | Callable[[Any], RenderableType]
 
@@ -51,7 +55,9 @@ def with_client(
 ) -> None:
     """Run a command's body with a connection to the gateway that is meant."""
     local = StateDir(state_path(state_dir)).running
-    target = resolve(endpoint=endpoint, api_key=api_key, env=os.environ, local=local)
+    target = resolve(
+        endpoint=endpoint, api_key=api_key, env=os.environ, local=local, tls_ca=tls_ca_flag.get()
+    )
 
     async def main(target: Target) -> None:
         async with Client(target) as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inferflux.api.tls import PLAIN_TEXT, Tls
 
@@ -26,14 +26,22 @@ class Target:
 
 
 def resolve(
-    *, endpoint: str, api_key: str, env: Mapping[str, str], local: Callable[[], StackState | None]
+    *,
+    endpoint: str,
+    api_key: str,
+    env: Mapping[str, str],
+    local: Callable[[], StackState | None],
+    tls_ca: str = "",
 ) -> Target:
     """Flags before INFERFLUX_ENDPOINT and INFERFLUX_API_KEY before the stack that runs on this machine.
 
     The local stack's key is used for the local stack alone: it is never sent to another address.
 
+    Args:
+        tls_ca: of the flag, before that of the local stack, which comes before INFERFLUX_TLS_CA.
+
     Raises:
-        CommandError: no endpoint, one that is a URL, or no key for it.
+        CommandError: no endpoint, a URL, no key for it, or a CA for a stack that speaks plain text.
     """
     endpoint = endpoint or env.get("INFERFLUX_ENDPOINT", "")
     if endpoint.startswith(("http://", "https://")):
@@ -42,6 +50,8 @@ def resolve(
         )
     api_key = api_key or env.get("INFERFLUX_API_KEY", "")
     tls = Tls.from_env(env)
+    if tls_ca:
+        tls = replace(tls, ca=tls_ca)
     if endpoint and api_key:
         return Target(endpoint, api_key, tls)
     stack = local()
@@ -51,10 +61,16 @@ def resolve(
                 "no InferFlux runs here: start one with `inferctl up`, "
                 "or name one with --endpoint, INFERFLUX_ENDPOINT or, where it has its own, --state-dir"
             )
-        return Target(stack.endpoint, api_key or stack.api_key, stack.tls)
+        return Target(stack.endpoint, api_key or stack.api_key, _of_stack(stack, tls if tls_ca else None))
     if stack is not None and set(_addresses(endpoint)) <= set(_addresses(stack.endpoint)):
-        return Target(endpoint, stack.api_key, stack.tls)
+        return Target(endpoint, stack.api_key, _of_stack(stack, tls if tls_ca else None))
     raise CommandError(f"no API key for {endpoint}: give --api-key or set INFERFLUX_API_KEY")
+
+
+def _of_stack(stack: StackState, asked: Tls | None) -> Tls:
+    if asked is not None and not stack.tls.is_on:
+        raise CommandError("the stack here speaks plain text: leave --tls-ca out, or start it with --tls")
+    return asked or stack.tls
 
 
 def _addresses(endpoint: str) -> list[str]:

@@ -59,18 +59,27 @@ class Tls:
         """Credentials for a channel; None for plain text.
 
         Raises:
-            InvalidArgument: a file cannot be read, or there is a certificate without a key.
+            InvalidArgument: a file cannot be read, `ca` holds none, or there is a certificate without a key.
         """
         if not self.is_on:
             return None
         if bool(self.cert) != bool(self.key):
             raise InvalidArgument(f"{TLS_CERT} and {TLS_KEY} go together", field="tls")
-        roots = None if str(self.ca) == PUBLIC else _read(self.ca)
+        roots = None if str(self.ca) == PUBLIC else _read_ca(self.ca)
         pair = (_read(self.key), _read(self.cert)) if self.cert else (None, None)
         return grpc.ssl_channel_credentials(roots, *pair)
 
 
 PLAIN_TEXT = Tls("")
+
+
+def _read_ca(path: str | Path) -> bytes:
+    data = _read(path)
+    try:
+        ssl.create_default_context(cafile=path)
+    except ssl.SSLError:  # gRPC would find no server that it trusts
+        raise InvalidArgument(f"{path} holds no certificate in PEM", field="tls") from None
+    return data
 
 
 def _read(path: str | Path) -> bytes:
