@@ -30,10 +30,21 @@ def _run() -> None:
         sys.exit(f"inferctl: {error}")
     except InferFluxError as error:
         sys.exit(f"inferctl: {in_words(error)}")
+    except UnicodeError as error:
+        sys.exit(f"inferctl: {_of_bytes(error)}")
     except BrokenPipeError:
         # The reader of our output is gone; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _of_bytes(error: UnicodeError) -> str:
+    """Says which text of an argument, of standard input or of the answer cannot be passed on."""
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        return f"the terminal's encoding, {error.encoding}, cannot show the answer: use UTF-8"
+    if isinstance(error, UnicodeEncodeError):  # a surrogate stands for a byte that was none
+        return f"not UTF-8: {error.object[max(0, error.start - 20) : error.end]!r}"
+    return f"not UTF-8: {error}"
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from .operate.limit_admin import rate_limit, usage
 from .operate.nats_user_admin import nats_user
 from .operate.policy_transfer import policy
 from .operate.role_admin import roles
+from .reach.bounds import UINT64
 from .reach.client import Client
 from .reach.command import ApiKey, Call, Endpoint, StateDirectory, make_console, with_client
 from .reach.flag_groups import Commands
@@ -72,7 +73,9 @@ def fairness(
     reset: Annotated[
         bool, typer.Option("--reset", help="Back to the scheduler's environment first.")
     ] = False,
-    version: Annotated[int, typer.Option(min=0, help="Only if they still have this version.")] = 0,
+    version: Annotated[
+        int, typer.Option(min=0, max=UINT64, help="Only if they still have this version.")
+    ] = 0,
     *,
     call: Call,
 ) -> None:

@@ -24,6 +24,7 @@ from .ask.store import pull
 from .ask.stream import show
 from .ask.tools import tools_of
 from .convert import convert
+from .reach.bounds import UINT32, read_stdin
 from .reach.client import Client
 from .reach.command import (
     ApiKey,
@@ -240,7 +241,7 @@ def complete(
 def resume(
     request_id: Annotated[str, typer.Argument(help="As `--stats` and `--json` show it.")],
     offset: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, metavar="TOKENS", help="Leave out this many tokens.")
+        int, typer.Option(min=0, max=UINT32, metavar="TOKENS", help="Leave out this many tokens.")
     ] = 0,
     stats: Stats = False,
     *,
@@ -309,4 +310,4 @@ def _text_or_stdin(text: str | None) -> str | None:
         return text
     if text is None and sys.stdin.isatty():
         return None
-    return sys.stdin.read()
+    return read_stdin()

@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperCommand
 
 from .reach.command import StateDirectory, state_path
-from .reach.errors import CommandError
 
 if TYPE_CHECKING:
     from .stack import StackOptions
@@ -27,7 +26,7 @@ class UpCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for flag in (arg.partition("=")[0] for arg in args):
             if flag in _GONE:
-                raise CommandError(
+                raise typer.BadParameter(
                     f"{flag} is gone: compose starts clusters (docker-compose.fleet.yml, docs/fleet.md)"
                 )
         return super().parse_args(ctx, args)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from inferflux.cli.reach.bounds import read_text
 from inferflux.v1 import generation_pb2
 
 _FLAGS = ("--schema", "--json-object", "--grammar", "--regex", "--choice")
@@ -45,6 +46,6 @@ def constraint_of(
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from inferflux.cli.reach.bounds import UINT32, read_stdin
 from inferflux.cli.reach.client import Client
 from inferflux.cli.reach.command import Call, make_console, print_json
 from inferflux.cli.reach.errors import CommandError
@@ -28,14 +30,14 @@ def embed(
     ] = None,
     model: Model = "",
     dimensions: Annotated[
-        int | None, typer.Option(min=1, help="The first numbers of each vector alone.")
+        int | None, typer.Option(min=1, max=UINT32, help="The first numbers of each vector alone.")
     ] = None,
     truncate: Truncate = False,
     *,
     call: Call,
 ) -> None:
     """Print the vector of each text, a line of JSON each."""
-    given = texts or [line.rstrip("\n") for line in sys.stdin]
+    given = texts or [line.rstrip("\n") for line in io.StringIO(read_stdin())]
 
     async def run(client: Client) -> None:
         name = model or await _first(client, model_pb2.MODEL_ROLE_EMBEDDING, "embeds")
@@ -58,13 +60,13 @@ def rerank(
         list[str] | None, typer.Argument(metavar="DOCUMENT...", help="Else the lines of standard input.")
     ] = None,
     model: Model = "",
-    top_n: Annotated[int | None, typer.Option(min=1, help="The best ones alone.")] = None,
+    top_n: Annotated[int | None, typer.Option(min=1, max=UINT32, help="The best ones alone.")] = None,
     truncate: Truncate = False,
     *,
     call: Call,
 ) -> None:
     """Print documents by how well they answer a query, the best first."""
-    given = documents or [line.rstrip("\n") for line in sys.stdin]
+    given = documents or [line.rstrip("\n") for line in io.StringIO(read_stdin())]
 
     async def run(client: Client) -> None:
         name = model or await _first(client, model_pb2.MODEL_ROLE_RERANK, "ranks")

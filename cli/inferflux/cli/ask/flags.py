@@ -8,14 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from inferflux.cli.reach.bounds import INT32, UINT32, UINT64
 from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 
 from .constraint import constraint_of
 from .generation import Generation
 from .sampling import sampling_of
-
-# What the messages' integers can hold; which values make sense is the gateway's to say.
-_INT32 = 2**31 - 1
 
 # Groups of flags in the help.
 _SAMPLING, _FORMAT, _DELIVERY = "How tokens are drawn", "What the answer looks like", "How it is served"
@@ -29,7 +27,7 @@ class GenerationFlags:
     """Flags of commands that have an answer computed."""
 
     max_tokens: Annotated[
-        int, typer.Option(min=0, max=_INT32, help="At most this many new tokens; 0: no limit.")
+        int, typer.Option(min=0, max=INT32, help="At most this many new tokens; 0: no limit.")
     ] = DEFAULT_MAX_TOKENS
     temperature: Annotated[
         float | None, typer.Option(help="0 always takes the likeliest token.", rich_help_panel=_SAMPLING)
@@ -37,7 +35,7 @@ class GenerationFlags:
     max_reasoning_tokens: Annotated[
         int | None,
         typer.Option(
-            min=0, max=_INT32, help="Close the model's reasoning after this many tokens; 0: no reasoning."
+            min=0, max=INT32, help="Close the model's reasoning after this many tokens; 0: no reasoning."
         ),
     ] = None
     top_p: Annotated[
@@ -67,7 +65,7 @@ class GenerationFlags:
         typer.Option(
             "--stop-token-id",
             min=0,
-            max=_INT32,
+            max=INT32,
             help="The answer ends after this token id, or another --stop-token-id.",
             rich_help_panel=_SAMPLING,
         ),
@@ -76,7 +74,7 @@ class GenerationFlags:
         int | None,
         typer.Option(
             min=0,
-            max=2**64 - 1,
+            max=UINT64,
             help="What is drawn follows from it; with --deterministic the same seed gives the same answer.",
             rich_help_panel=_SAMPLING,
         ),
@@ -106,7 +104,7 @@ class GenerationFlags:
         int | None,
         typer.Option(
             min=0,
-            max=2**32 - 1,
+            max=UINT32,
             metavar="SECONDS",
             help="Resume a lost stream for this long, at most what the gateway allows (300 by default); "
             "0 lets a lost connection cancel the request. By default 30 where there are several gateways, "

@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from inferflux.cli.reach.bounds import read_text
 from inferflux.v1 import inference_pb2
 
 
@@ -21,7 +22,7 @@ def tools_of(path: Path | None) -> list[inference_pb2.Tool]:
     if path is None:
         return []
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
+        listed = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {error}") from None
     if not isinstance(listed, list) or not listed:

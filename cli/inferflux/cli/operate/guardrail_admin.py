@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from inferflux.cli.reach.bounds import UINT32, UINT64, read_bytes, read_stdin
 from inferflux.cli.reach.client import Client
 from inferflux.cli.reach.command import Call, print_json
 from inferflux.cli.reach.flag_groups import Commands
@@ -29,7 +30,7 @@ guardrails = Commands(help="Set which texts prompts and answers may not have.", 
 
 Tenant = Annotated[str, typer.Option(help="Whose requests it is for. Else every tenant's.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="The model it is for. Else every model.")]
-Version = Annotated[int, typer.Option(min=0, help="Only if the set still has this version.")]
+Version = Annotated[int, typer.Option(min=0, max=UINT64, help="Only if the set still has this version.")]
 
 
 @guardrails.command("list")
@@ -74,13 +75,13 @@ def set_guardrails(
     pattern: Annotated[
         list[str] | None, typer.Option(help="A regular expression of RE2; several times.")
     ] = None,
-    max_characters: Annotated[int, typer.Option(min=0, help="Of a prompt; 0: any number.")] = 0,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Of a prompt; 0: any number.")] = 0,
+    max_characters: Annotated[int, typer.Option(min=0, max=UINT32, help="Of a prompt; 0: any number.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=0, max=UINT32, help="Of a prompt; 0: any number.")] = 0,
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help="Hold answers to the texts and patterns too.")
     ] = False,
     stream_window: Annotated[
-        int, typer.Option(min=0, help="Characters of an answer held back for patterns; 0: 128.")
+        int, typer.Option(min=0, max=UINT32, help="Characters of an answer held back for patterns; 0: 128.")
     ] = 0,
     look_alikes: Annotated[
         LookAlikes | None,
@@ -115,7 +116,7 @@ def set_guardrails(
     if rules is not None:
         if given != guardrails_pb2.GuardrailRules():
             raise typer.BadParameter("--rules has all rules: give no others beside it")
-        given = rules_of_json(rules.read_bytes(), str(rules))
+        given = rules_of_json(read_bytes(rules), str(rules))
     wanted = guardrails_pb2.Guardrails(tenant=tenant, model=model, rules=given, version=version)
 
     request = guardrails_pb2.SetGuardrailsRequest(guardrails=wanted)
@@ -135,12 +136,12 @@ def check(
     text: Annotated[str, typer.Argument(help="A prompt. `-` reads it from stdin.")],
     tenant: Tenant = "",
     model: Model = "",
-    tokens: Annotated[int, typer.Option(min=0, help="Of the prompt, for limits of tokens.")] = 0,
+    tokens: Annotated[int, typer.Option(min=0, max=UINT32, help="Of the prompt, for limits of tokens.")] = 0,
     *,
     call: Call,
 ) -> None:
     """Say whether a prompt would pass, and if not, which rule it breaks: exit status 3 then."""
-    prompt = sys.stdin.read() if text == "-" else text
+    prompt = read_stdin() if text == "-" else text
     request = guardrails_pb2.CheckGuardrailsRequest(tenant=tenant, model=model, text=prompt, tokens=tokens)
     passes = False
 
@@ -166,5 +167,5 @@ def _said(answer: guardrails_pb2.CheckGuardrailsResponse) -> str:
 def _blocked(
     texts: Sequence[str] | None, file: Path | None, *, is_word: bool = False
 ) -> list[guardrails_pb2.BlockedText]:
-    listed = texts_of(file.read_bytes(), str(file)) if file is not None else []
+    listed = texts_of(read_bytes(file), str(file)) if file is not None else []
     return [guardrails_pb2.BlockedText(text=text, is_word=is_word) for text in [*(texts or ()), *listed]]

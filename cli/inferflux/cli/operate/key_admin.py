@@ -11,6 +11,7 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from inferflux.cli.reach.bounds import UINT64
 from inferflux.cli.reach.client import Client
 from inferflux.cli.reach.command import Call, make_console, print_json
 from inferflux.cli.reach.flag_groups import Commands
@@ -20,7 +21,9 @@ from inferflux.common.contract.requests.priority import HIGHEST, LOWEST
 from inferflux.v1 import policy_pb2
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
+_DURATION = re.compile(r"([0-9]{1,10})([smhd])")
+# A time after it is one that a message holds.
+_MOST_DAYS = 36_500
 
 api_keys = Commands(help="Manage keys: who may call, and what for.", no_args_is_help=True)
 
@@ -45,7 +48,7 @@ MaxPriority = Annotated[
     typer.Option(min=LOWEST, max=HIGHEST, help="The most urgent priority of its requests."),
 ]
 Expires = Annotated[str, typer.Option("--expires", metavar="DURATION", help="Refused after that, e.g. 90d.")]
-Version = Annotated[int, typer.Option(min=0, help="Only if it still has this version.")]
+Version = Annotated[int, typer.Option(min=0, max=UINT64, help="Only if it still has this version.")]
 _CACHE_SCOPE = "Whose cached prefixes its requests share, beyond its tenant's."
 _SKIP_ANSWER_CACHE = "Its requests leave the answer cache aside."
 _DETERMINISTIC = "Its requests get the same answer whatever else is cached or runs, or say otherwise."
@@ -179,12 +182,15 @@ def seconds_of(text: str, option: str) -> int:
     """Read a duration such as `30s`, `15m`, `24h` or `90d`.
 
     Raises:
-        typer.BadParameter: it is none; names the option.
+        typer.BadParameter: it is none, or too long; names the option.
     """
     match = _DURATION.fullmatch(text)
     if match is None:
         raise typer.BadParameter(f"{option} is a number and one of s, m, h, d, such as 24h")
-    return int(match[1]) * _UNITS[match[2]]
+    seconds = int(match[1]) * _UNITS[match[2]]
+    if seconds > _MOST_DAYS * _UNITS["d"]:
+        raise typer.BadParameter(f"{option} is at most {_MOST_DAYS}d")
+    return seconds
 
 
 def _in(duration: str) -> Timestamp | None:

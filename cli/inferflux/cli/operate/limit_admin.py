@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from inferflux.cli.reach.bounds import UINT64
 from inferflux.cli.reach.command import Call
 from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.policy_tables import limits_table, usage_table, used_table
@@ -22,7 +23,7 @@ Subject = Annotated[
         help="key:KEY_ID, tenant:NAME or model:NAME; tenant:* is for each tenant without limits of its own.",
     ),
 ]
-Version = Annotated[int, typer.Option(min=0, help="Only if they still have this version.")]
+Version = Annotated[int, typer.Option(min=0, max=UINT64, help="Only if they still have this version.")]
 
 
 @rate_limit.command("list")
@@ -51,11 +52,19 @@ def get(subject: Subject, *, call: Call) -> None:
 @rate_limit.command("set")
 def set_limits(
     subject: Subject,
-    requests_per_minute: Annotated[int, typer.Option(min=0, help="In any 60 seconds; 0: no limit.")] = 0,
-    tokens_per_minute: Annotated[int, typer.Option(min=0, help="Of prompts and answers; as above.")] = 0,
-    requests_per_day: Annotated[int, typer.Option(min=0, help="From midnight to midnight, UTC.")] = 0,
-    tokens_per_day: Annotated[int, typer.Option(min=0, help="As above.")] = 0,
-    concurrent: Annotated[int, typer.Option(min=0, help="Requests that run or wait at a time.")] = 0,
+    requests_per_minute: Annotated[
+        int, typer.Option(min=0, max=UINT64, help="In any 60 seconds; 0: no limit.")
+    ] = 0,
+    tokens_per_minute: Annotated[
+        int, typer.Option(min=0, max=UINT64, help="Of prompts and answers; as above.")
+    ] = 0,
+    requests_per_day: Annotated[
+        int, typer.Option(min=0, max=UINT64, help="From midnight to midnight, UTC.")
+    ] = 0,
+    tokens_per_day: Annotated[int, typer.Option(min=0, max=UINT64, help="As above.")] = 0,
+    concurrent: Annotated[
+        int, typer.Option(min=0, max=UINT64, help="Requests that run or wait at a time.")
+    ] = 0,
     version: Version = 0,
     *,
     call: Call,

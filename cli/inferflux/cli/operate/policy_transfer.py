@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
+from inferflux.cli.reach.bounds import read_bytes, read_stdin
 from inferflux.cli.reach.client import Client
 from inferflux.cli.reach.command import (
     ApiKey,
@@ -68,7 +69,7 @@ def import_policy(
     call: Call,
 ) -> None:
     """Make and change what a document has. What it does not have stays. All of it is checked first."""
-    data = sys.stdin.buffer.read() if str(file) == "-" else _read(file)
+    data = read_stdin().encode() if str(file) == "-" else read_bytes(file)
     request = policy_pb2.ImportPolicyRequest(
         document=document_of_json(data, str(file)), dry_run=dry_run, ignore_versions=ignore_versions
     )
@@ -97,14 +98,9 @@ def document_of_json(data: bytes, path: str) -> policy_pb2.PolicyDocument:
 
 
 def _write(file: Path, text: str) -> None:
+    if file.is_dir():
+        raise CommandError(f"{file} is a folder")
     try:
         write_private(file, text)
     except OSError as error:
         raise CommandError(f"{file} cannot be written: {error.strerror}") from None
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}") from None

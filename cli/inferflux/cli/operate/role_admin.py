@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from inferflux.cli.reach.bounds import UINT64
 from inferflux.cli.reach.command import Call
 from inferflux.cli.reach.flag_groups import Commands
 from inferflux.cli.show.policy_tables import roles_table
@@ -14,7 +15,7 @@ from inferflux.v1 import policy_pb2
 roles = Commands(help="Manage named sets of scopes, for keys.", no_args_is_help=True)
 
 RoleName = Annotated[str, typer.Argument(metavar="ROLE", help="1-63 of a-z 0-9 _ -")]
-Version = Annotated[int, typer.Option(min=0, help="Only if it still has this version.")]
+Version = Annotated[int, typer.Option(min=0, max=UINT64, help="Only if it still has this version.")]
 
 
 @roles.command("list")

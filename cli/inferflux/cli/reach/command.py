@@ -40,7 +40,12 @@ ApiKey = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StateDirectory = Annotated[
     Path | None,
-    typer.Option("--state-dir", help="Keys, data and logs. Else $INFERFLUX_STATE_DIR, else below home."),
+    typer.Option(
+        "--state-dir",
+        metavar="PATH",
+        parser=lambda text: Path(text) if text else None,
+        help="Keys, data and logs. Else $INFERFLUX_STATE_DIR, else below home.",
+    ),
 ]
 
 # --tls-ca, which stands before the command.

@@ -152,6 +152,7 @@ def generate_request(
     request = _message(
         inference_pb2.GenerateRequest,
         "",
+        text=prompt if isinstance(prompt, str) else None,
         model=model,
         params=generation_params(options),
         priority=priority,
@@ -159,11 +160,9 @@ def generate_request(
         skip_answer_cache=skip_answer_cache,
         adapter=adapter,
     )
-    if isinstance(prompt, str):
-        request.text = prompt
-    elif isinstance(prompt, bytes):
+    if isinstance(prompt, bytes):
         request.text_bytes = prompt
-    else:
+    elif not isinstance(prompt, str):
         request.token_ids.CopyFrom(_message(inference_pb2.TokenIds, "prompt", ids=list(prompt)))
     return request
 
@@ -215,12 +214,14 @@ def rerank_request(
 
 
 def tokenize_request(prompt: Messages, *, model: str) -> inference_pb2.TokenizeRequest:
-    """A text is tokenized as Generate would, messages as Chat would."""
-    request = inference_pb2.TokenizeRequest(model=model)
+    """A text is tokenized as Generate would, messages as Chat would.
+
+    Raises InvalidArgument, which names the field, for what no message can hold.
+    """
     if isinstance(prompt, str):
-        request.text = prompt
-    else:
-        request.conversation.messages.extend(_messages(prompt))
+        return _message(inference_pb2.TokenizeRequest, "", model=model, text=prompt)
+    request = _message(inference_pb2.TokenizeRequest, "", model=model)
+    request.conversation.messages.extend(_messages(prompt))
     return request
 
 
@@ -295,7 +296,7 @@ def _texts(value: Any, field: str) -> list[str]:
 
 def _messages(messages: Messages) -> list[inference_pb2.ChatMessage]:
     if isinstance(messages, str):
-        return [inference_pb2.ChatMessage(role="user", content=messages)]
+        messages = [{"role": "user", "content": messages}]
     return [
         message
         if isinstance(message, inference_pb2.ChatMessage)
