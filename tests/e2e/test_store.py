@@ -89,7 +89,7 @@ async def test_a_full_disk_refuses_at_once_stops_nothing_and_heals_when_there_is
     await client.until_status(lambda status: status.scheduler.queued == 1)
 
     disk.fill()
-    assert "no space left" in await until_unready(stack, "gateway", "queue")
+    assert await until_unready(stack, "gateway", "queue") == "JetStream does not write"
     assert "no space left" in await until_unready(stack, "scheduler", "scheduler")
     rows = {row.name: row for row in (await client.status()).services}
     for name in ("gateway", "nats", "scheduler"):

@@ -52,6 +52,17 @@ def test_it_is_alive_at_once_and_ready_when_every_condition_is_met(probe: Probe)
     assert probe.is_ready
 
 
+def test_strangers_are_not_told_why(probe: Probe) -> None:
+    probe.set_ready("queue", False, "it does not write", why="write /data/1.blk: no space left")
+    assert probe.missing == "queue: it does not write: write /data/1.blk: no space left"
+    for path in ("/readyz", "/healthz"):
+        told = get(probe, path)[1]
+        assert "it does not write" in told
+        assert "/data" not in told
+    probe.set_ready("queue", False, "it does not write")
+    assert probe.missing == "queue: it does not write"
+
+
 def test_it_is_degraded_while_it_is_not_ready_or_something_else_is_wrong(probe: Probe) -> None:
     def health() -> tuple[str, str]:
         status, body = get(probe, "/healthz")

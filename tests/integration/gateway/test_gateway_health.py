@@ -34,6 +34,7 @@ class Cluster:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self.models = [hosted("a", LOADING)]
+        self.scheduler_lacks = ""
 
     async def run(self) -> None:
         while True:
@@ -50,7 +51,8 @@ class Cluster:
 
     async def on_question(self, message: Message) -> None:
         asked = scheduler_pb2.SchedulerStatusRequest.FromString(message.data)
-        answer = scheduler_pb2.SchedulerStatus(queued=0 if asked.without_workers else 1)
+        queued = 0 if asked.without_workers else 1
+        answer = scheduler_pb2.SchedulerStatus(queued=queued, not_ready=self.scheduler_lacks)
         await message.respond(answer.SerializeToString())
 
 
@@ -157,3 +159,16 @@ async def test_a_gateway_that_needs_no_model_is_ready_without_one_and_degraded(
 
     await until(tells_all)
     assert (await gateway.get("/readyz"))[0] == 200
+
+
+async def test_strangers_learn_that_the_scheduler_is_not_ready_and_no_path(
+    start_gateway: StartGateway, private_nats: ServerProcess, cluster: Cluster, admin_key: str
+) -> None:
+    cluster.models = [hosted("a", READY)]
+    cluster.scheduler_lacks = "scheduler: NATS does not write: write /data/1.blk: no space left"
+    gateway = await start_gateway(private_nats.url, knows="", INFERFLUX_GATEWAY_NEEDS_MODEL="true")
+
+    async def is_told() -> bool:
+        return await degraded(gateway) == "scheduler: it is not ready: requests wait"
+
+    await until(is_told)

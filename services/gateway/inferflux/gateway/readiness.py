@@ -89,8 +89,10 @@ class Readiness:
         policy, _ = await asyncio.gather(self._ask_policy(), self._look_at_scheduler())
         probe.set_ready("policy", ok=not policy, detail=policy)
         probe.set_ready("nats", ok=bus.is_connected, detail="" if bus.is_connected else "connection lost")
-        probe.set_ready("queue", ok=not bus.write_problem, detail=bus.write_problem)
-        probe.set_ready("audit", ok=self._trail.takes_calls, detail=self._trail.problem)
+        problem, audit = bus.write_problem, self._trail.problem
+        # Strangers read details: they are not told of files of this machine or another.
+        probe.set_ready("queue", not problem, "JetStream does not write" if problem else "", why=problem)
+        probe.set_ready("audit", self._trail.takes_calls, "it cannot be written" if audit else "", why=audit)
         no_tokenizers = self._tokenizers.revive()
         probe.set_ready("tokenizers", ok=not no_tokenizers, detail=no_tokenizers)
         self._look_at_models()
@@ -117,7 +119,8 @@ class Readiness:
         except InferFluxError:
             self._probe.set_warning("scheduler", "it does not answer: requests wait")
         else:
-            self._probe.set_warning("scheduler", together(statuses).not_ready)
+            is_ready = not together(statuses).not_ready
+            self._probe.set_warning("scheduler", "" if is_ready else "it is not ready: requests wait")
 
     async def _ask_policy(self) -> str:
         """Why policy is not ready; "" if it is."""

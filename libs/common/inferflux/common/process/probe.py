@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,6 +50,7 @@ class Probe:
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self._conditions: dict[str, tuple[bool, str]] = {}
+        self._reasons: dict[str, str] = {}
         self._warnings: dict[str, str] = {}
         self._registry = registry
         host, port = split(listen, variable)
@@ -73,12 +74,22 @@ class Probe:
 
     @property
     def missing(self) -> str:
-        """The conditions that do not hold, each with its detail; "" while all do."""
-        conditions = self._conditions.copy()
-        return "; ".join(f"{name}: {detail}" for name, (ok, detail) in conditions.items() if not ok)
+        """The conditions that do not hold, each with its detail and why; "" if all do. Not for strangers."""
+        return self._missing(self._reasons.copy())
 
-    def set_ready(self, name: str, ok: bool, detail: str = "") -> None:
-        """Name a condition of readiness, or change it. `detail` says what is missing."""
+    def _missing(self, reasons: Mapping[str, str]) -> str:
+        conditions = self._conditions.copy()
+        unmet = ((name, detail, reasons.get(name)) for name, (ok, detail) in conditions.items() if not ok)
+        return "; ".join(f"{name}: {detail}{f': {why}' if why else ''}" for name, detail, why in unmet)
+
+    def set_ready(self, name: str, ok: bool, detail: str = "", *, why: str = "") -> None:
+        """Name a condition of readiness, or change it.
+
+        Args:
+            detail: what is missing, for all who ask.
+            why: for `missing` alone: it may have paths and addresses.
+        """
+        self._reasons[name] = why
         self._conditions[name] = (ok, detail)
 
     def set_warning(self, name: str, detail: str) -> None:
@@ -94,7 +105,7 @@ class Probe:
     def degraded(self) -> str:
         """Problems of the process, whether or not they keep it from being ready; "" without one."""
         warnings = self._warnings.copy()
-        wrong = [self.missing, *(f"{name}: {detail}" for name, detail in warnings.items() if detail)]
+        wrong = [self._missing({}), *(f"{name}: {detail}" for name, detail in warnings.items() if detail)]
         if not self._conditions:
             wrong.append("starting")
         return "; ".join(filter(None, wrong))
