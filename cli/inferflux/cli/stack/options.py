@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inferflux.cli.reach.errors import CommandError
+from inferflux.common.process.gone_settings import refusals
 
 from .servers import NATS_SYNC_INTERVAL
 
@@ -85,6 +86,14 @@ class StackOptions:
     has_store: bool = False
     nats_sync_interval: str = NATS_SYNC_INTERVAL
     has_tls: bool = False
+
+
+def check_variables(env: Mapping[str, str]) -> None:
+    """Raises:
+    CommandError: services refuse to start with this environment: a variable is gone.
+    """
+    if gone := refusals(env):
+        raise CommandError("\n".join(gone))
 
 
 def find_model(given: Path | None) -> Path:

@@ -27,7 +27,7 @@ from .access import Access, grant
 from .backoff import Backoff
 from .events import EventKind, Observer, StackEvent, ignore
 from .follow import LogTail
-from .options import StackOptions, find_model
+from .options import StackOptions, check_variables, find_model
 from .plan import END_ORDER, joining, plan, worker_names
 from .ports import Ports, choose
 from .process import ManagedProcess
@@ -53,7 +53,8 @@ class Stack:
             scheduler (or scheduler-0, ...), worker-0, ..., gateway (or gateway-0, ...).
 
     Raises on entering:
-        CommandError: another stack runs in this state directory, a port is taken, the model is no GGUF file.
+        CommandError: a variable is gone, another stack runs in this state directory, a port is taken,
+            the model is no GGUF file.
         StartError: a process ended or did not become ready.
     """
 
@@ -186,6 +187,7 @@ class Stack:
         return self._access
 
     async def _start(self) -> None:
+        check_variables({**os.environ, **self._options.env})
         model = find_model(self._options.model)
         self.state_dir = StateDir(self._options.state_dir or self._temporary_directory())
         self.state_dir.prepare()

@@ -345,13 +345,18 @@ def load(cls: type[S]) -> S:
     except ValidationError as error:
         prefix = cls.model_config.get("env_prefix", "")
         for problem in error.errors(include_url=False):
-            name = str(problem["loc"][0]) if problem["loc"] else "settings"
+            name = str(problem["loc"][0]) if problem["loc"] else _service(prefix)
             variable, within = _variable(cls, name, prefix), _path(problem["loc"][1:])
             value = problem.get("input")
             is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
             given = f" (given: {_without_password(str(value))!r})" if is_shown else ""
             print(f"{variable}: {within}{_plain(problem['type'], problem['msg'])}{given}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+
+
+def _service(prefix: str) -> str:
+    """Name of the service whose settings have a prefix."""
+    return prefix.removeprefix(_SUITE_PREFIX).rstrip("_").lower() or "settings"
 
 
 def _path(parts: Sequence[str | int]) -> str:
