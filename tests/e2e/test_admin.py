@@ -109,10 +109,10 @@ async def fairness(env: dict[str, str], *arguments: str) -> dict[str, object]:
 async def test_fairness_is_changed_live_and_the_change_outlives_the_scheduler(
     stack: Stack, client: Client, env: dict[str, str]
 ) -> None:
-    default = {"enable_preemption": False, "high_priority_threshold": 5, "max_timeslice_tokens": 0}
-    changed = {"enable_preemption": True, "high_priority_threshold": 7, "max_timeslice_tokens": 16}
+    default = {"enable_preemption": True, "high_priority_threshold": 5, "max_timeslice_tokens": 0}
+    changed = {"enable_preemption": False, "high_priority_threshold": 7, "max_timeslice_tokens": 16}
     assert await fairness(env) == default
-    flags = ("--preempt", "--high-priority", "7", "--timeslice", "16")
+    flags = ("--no-preempt", "--high-priority", "7", "--timeslice", "16")
     assert await fairness(env, *flags) == changed
     live = (await client.status()).scheduler.fairness
     live.ClearField("version")

@@ -96,7 +96,7 @@ async def test_status_shows_every_service_and_the_worker(env: dict[str, str]) ->
     result = await run("status", env=env)
     assert result.returncode == 0, result.stderr
     assert "worker-0" in result.stdout
-    assert "policy priority · no preemption · no timeslice" in result.stdout
+    assert "policy priority · preemption from priority 5 · no timeslice" in result.stdout
     status = json.loads((await run("status", "--json", env=env)).stdout)
     ready = {service["name"]: service["is_ready"] for service in status["services"]}
     assert ready == dict.fromkeys(("gateway", "policy", "scheduler", "nats", "redis"), True)

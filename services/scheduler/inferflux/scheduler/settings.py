@@ -51,7 +51,7 @@ class SchedulerSettings(ServiceSettings):
     )
     # Until operators change them: see `admin`.
     fairness_preempt: bool = setting(
-        _FAIRNESS.enable_preemption,
+        True,
         "whether urgent requests preempt others: see [fairness](#fairness)",
         variable="INFERFLUX_FAIRNESS_PREEMPT",
     )
