@@ -226,7 +226,11 @@ async def test_calls_are_refused_while_the_disk_is_full_where_that_is_set(
 
 def test_a_trail_that_cannot_be_written_stops_the_start_and_names_its_variable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    environment = {"INFERFLUX_AUDIT_DIR": str(tmp_path / "file" / "audit"), "PATH": ""}
+    environment = {
+        "INFERFLUX_AUDIT_DIR": str(tmp_path / "file" / "audit"),
+        "INFERFLUX_SERVICE_KEY": "k" * 32,
+        "PATH": "",
+    }
     ran = subprocess.run(
         [sys.executable, "-m", "inferflux.gateway"],
         env=environment,
