@@ -68,6 +68,8 @@ async def _empty_stage(nats: ServerProcess) -> Stage:
         "INFERFLUX_NATS_URL": nats.url,
         "INFERFLUX_EXIT_WITH_PARENT": "true",
         "INFERFLUX_QUEUE_LIMIT": "256",
+        # A scripted worker gives no slot up.
+        "INFERFLUX_FAIRNESS_PREEMPT": "false",
     }
     return Stage(nats, bus, env)
 
