@@ -177,7 +177,7 @@ def gap_ms(case: Case, backend: Any, steps: int, rounds: int) -> float:
         ours.shutdown(socket.SHUT_WR)
         reader.wait()
         engine.close()
-    return min(times) * 1e3
+    return float(min(times) * 1e3)
 
 
 def parse() -> argparse.Namespace:
