@@ -2,11 +2,9 @@
 
     python -m benchmarks.host_gap [--only b32_sampled_v2048 ...] [--json FILE]
 
-An engine decodes with `llama_decode` taken out: a step sleeps as long as a GPU might take, and its logits are
-made up beforehand. All else is as in the engine process: commands are polled for, the batch is filled, tokens
-are sampled, a report goes through a socket to another process. Prints milliseconds between the end of a
-decode and the beginning of the next, for each batch size, way of sampling and vocabulary: the median step of
-the fastest round.
+An engine decodes with `llama_decode` taken out: its logits are made up beforehand. All else is as in the
+engine process: commands are polled for, the batch is filled, tokens are sampled, a report goes through a
+socket to another process. Prints microseconds per token for each batch size, way of sampling and vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import socket
-import statistics
 import subprocess
 import time
 from dataclasses import dataclass
@@ -38,7 +35,7 @@ from inferflux.worker.engine.tiers.tiers import Tiers
 
 from .load.command_line import add_json, make_parser, positive, write_json
 
-BATCHES = (1, 8, 32)
+BATCHES = (8, 32, 128)
 VOCABULARIES = (2048, 128_256)
 SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
 KINDS: dict[str, dict[str, float]] = {
@@ -52,8 +49,6 @@ _MOST_TOKENS = 100_000
 _MATRICES = 3
 _SPREAD = 3.0
 _WARM_UP_STEPS = 10
-# Other threads of the engine may work as long.
-_DECODE_S = 0.005
 
 
 class _Vocabulary:
@@ -98,9 +93,6 @@ class SilentBackend:
         self._logits = itertools.cycle(made)
         self._batch = Batch(self.batch_tokens)
         self._plan = StepPlan([], [], in_prefill_context=False)
-        self._ended_s = 0.0
-        # Seconds of the host before each decode.
-        self.gaps_s: list[float] = []
 
     def warm_up(self) -> list[Timing]:
         return [Timing(16, 0, 0.001), Timing(64, 0, 0.002), Timing(0, 1, 0.001)]
@@ -109,9 +101,6 @@ class SilentBackend:
         self._plan = plan
         n_tokens, n_rows = self._batch.fill(plan.parts)
         self._batch.struct(n_tokens)
-        self.gaps_s.append(time.perf_counter() - self._ended_s)
-        time.sleep(_DECODE_S)
-        self._ended_s = time.perf_counter()
         return next(self._logits)[:n_rows]
 
     def positions(self, seq_id: int) -> tuple[int, int]:
@@ -156,8 +145,8 @@ def item_of(index: int, kind: str) -> worker_pb2.BatchItem:
     return item
 
 
-def gap_ms(case: Case, backend: Any, steps: int, rounds: int) -> float:
-    """Milliseconds of the host between two decodes: the median of the fastest round."""
+def us_per_token(case: Case, backend: Any, steps: int, rounds: int) -> float:
+    """Microseconds of the host for each token in the fastest round: others only add to it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         reader = subprocess.Popen(["/bin/cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
@@ -170,14 +159,13 @@ def gap_ms(case: Case, backend: Any, steps: int, rounds: int) -> float:
             serve_step(engine, channel, inbox)
         times = []
         for _ in range(rounds):
-            backend.gaps_s.clear()
+            began = time.perf_counter()
             for _ in range(steps):
                 serve_step(engine, channel, inbox)
-            times.append(statistics.median(backend.gaps_s))
+            times.append((time.perf_counter() - began) / (steps * case.batch))
         ours.shutdown(socket.SHUT_WR)
         reader.wait()
-        engine.close()
-    return float(min(times) * 1e3)
+    return min(times) * 1e6
 
 
 def parse() -> argparse.Namespace:
@@ -195,15 +183,15 @@ def main() -> None:
     chosen = [case for case in cases() if case.name in options.only]
     found: dict[str, float] = {}
     for case in track(chosen, description="cases", console=Console(stderr=True)):
-        steps = options.steps if case.vocabulary == VOCABULARIES[0] else max(options.steps // 4, 5)
+        steps = max(options.steps * VOCABULARIES[0] // case.vocabulary, 5)
         backend = SilentBackend(case.vocabulary, case.batch)
-        found[case.name] = round(gap_ms(case, backend, steps, options.rounds), 3)
-    table = Table("batch", "vocabulary", *KINDS, title="milliseconds between two decodes")
+        found[case.name] = round(us_per_token(case, backend, steps, options.rounds), 2)
+    table = Table("batch", "vocabulary", *KINDS, title="microseconds of the host per token")
     for batch, vocabulary in itertools.product(BATCHES, VOCABULARIES):
         row = [found.get(Case(batch, kind, vocabulary).name) for kind in KINDS]
-        table.add_row(str(batch), f"{vocabulary:,}", *("" if ms is None else f"{ms:.2f}" for ms in row))
+        table.add_row(str(batch), f"{vocabulary:,}", *("" if us is None else f"{us:.1f}" for us in row))
     Console().print(table)
-    write_json(options, {"gap_ms": found})
+    write_json(options, {"us_per_token": found})
 
 
 if __name__ == "__main__":

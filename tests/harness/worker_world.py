@@ -406,9 +406,6 @@ class WorkerHalves(Generic[E]):
         """The engine takes every command that is under way, makes a step and reports."""
         while self._host.sent:
             self.engine.obey(self._host.sent.popleft())
-        self._compute()
-
-    def _compute(self) -> None:
         self.engine.step()
         self._take_report()
 
@@ -501,23 +498,11 @@ class WorkerWorld(WorkerHalves[Engine]):
         engine._drafting._budget = EagerBudget()  # type: ignore[assignment]
         super().__init__(engine, slots=slots, cells=cells)
 
-    def step(self, *, is_followed: bool = False) -> None:
-        """As of any worker.
-
-        Args:
-            is_followed: whether the engine leaves its report to the next step, as its process does.
-        """
-        self._is_followed = is_followed
+    def step(self) -> None:
         super().step()
         memory = self.engine._memory
         assert memory.ledger.used == self.cache.used, "the ledger is wrong"
         assert memory.repair(self.engine.residents.values()) == []
-
-    def _compute(self) -> None:
-        if not self._is_followed:
-            super()._compute()
-        elif not self.engine.step(self._take_report):
-            self._take_report()
 
     def lose(self, seq_id: int) -> None:
         """The cache loses what a sequence has, and the engine checks its ledger."""

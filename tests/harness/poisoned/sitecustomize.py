@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from inferflux.worker.engine.step.beside import Work
-
 _MARK = ".poison"
 _KILLS_AT = 2
 _SIZE = (33, 33)
@@ -28,14 +26,13 @@ def _arm() -> None:
     step = Engine.step
     started: dict[tuple[str, int], int] = {}
 
-    def kill(self: Engine, meanwhile: Work | None = None) -> bool:
-        is_reported = step(self, meanwhile)
+    def kill(self: Engine) -> None:
+        step(self)
         for sequence in self.running.values():
             if _MARK in sequence.key:
                 first = started.setdefault((sequence.key, sequence.epoch), sequence.generated)
                 if sequence.generated - first >= _KILLS_AT - 1 and sequence.generated:
                     os.kill(os.getpid(), signal.SIGKILL)
-        return is_reported
 
     Engine.step = kill  # type: ignore[method-assign]
 

@@ -363,7 +363,7 @@ _ACTIONS = st.one_of(
     ),
     st.tuples(st.sampled_from(["preempt", "cancel"]), st.sampled_from(_NAMES)),
     st.tuples(st.just("lose"), st.integers(0, SEQUENCES - 1)),
-    st.sampled_from([("step",), ("report",), ("step on",), ("report",), ("interrupt",)]),
+    st.sampled_from([("step",), ("report",), ("step",), ("report",), ("interrupt",)]),
 )
 
 
@@ -391,8 +391,6 @@ def do(
                 world.cache.is_interrupted = True
             case ("step",):
                 world.step()
-            case ("step on",):
-                world.step(is_followed=True)
             case ("report",):
                 world.take_report()
     return cancelled

@@ -100,15 +100,13 @@ def run(worker: _Worker, note: ImageNote) -> None:
 
 
 def serve_step(engine: Engine, worker: _Worker, inbox: Inbox) -> None:
-    """Take up what arrived, make a step, and report it, while the next one is computed if one follows at
-    once; then look after the KV cache."""
+    """Take up what arrived, make a step, and report it; then look after the KV cache."""
     for command in inbox.take(engine.idle_s()):
         if command.HasField("flush"):
             worker.send(engine.flush(command.flush.limit_ms / 1000))
         engine.obey(command)
-    is_reported = engine.step(lambda: _report(engine, worker))
-    if not is_reported or engine.idle_s() != 0.0:
-        _report(engine, worker)
+    engine.step()
+    _report(engine, worker)
     if engine.check_ledger():
         _report(engine, worker)
 

@@ -22,7 +22,6 @@ from inferflux.worker.engine.tiers.tiers import Tiers
 
 from . import chunks
 from .awaited import AwaitedAdapters, AwaitedBreakers, AwaitedImages
-from .beside import Beside, Work
 from .clock import Clock
 from .commands import Arrived, none_arrived
 from .constrained_answers import ConstrainedAnswers
@@ -140,7 +139,6 @@ class Engine(Shell[Sequence]):
             fail=self._fail,
             deschedule=self._deschedule,
         )
-        self._beside = Beside()
         self._check_times = CheckTimes(self._clock.monotonic_s())
 
     def flush(self, limit_s: float) -> engine_pb2.EngineReport:
@@ -159,7 +157,6 @@ class Engine(Shell[Sequence]):
         """Leave the disk tier to the next process."""
         for part in self._parts:
             part.close()
-        self._beside.close()
 
     def idle_s(self) -> float | None:
         """Seconds for which nothing is to be done unless a command comes: until the next deadline, for ever
@@ -185,12 +182,7 @@ class Engine(Shell[Sequence]):
     def has_news(self) -> bool:
         return self._report.has_news or self._adapters.has_news or self._is_behind
 
-    def take_report(self) -> engine_pb2.EngineReport | None:
-        self._sampled.tell()
-        return super().take_report()
-
     def obey(self, command: engine_pb2.EngineCommand) -> None:
-        self._sampled.tell()
         match command.WhichOneof("command"):
             case "image":
                 self.receive(command.image)
@@ -271,43 +263,35 @@ class Engine(Shell[Sequence]):
         for part in self._parts:
             part.stats(step)
 
-    def step(self, meanwhile: Work | None = None) -> bool:
+    def step(self) -> None:
         """Give every decoding sequence its token and prompts their part, as far as the KV cache goes.
-
-        Args:
-            meanwhile: done while llama.cpp computes: reports what came before.
-
-        Returns:
-            Whether `meanwhile` was done.
 
         Raises:
             DecodeError: the engine has to start again.
         """
         clock = self._clock
         began = clock.monotonic_s()
-        if meanwhile is None:
-            self._sampled.tell()
         self._expire(began)
         for part in self._parts:
             for outcome in part.poll(began):
                 self._end_waiting(outcome)
         if not self.running:
-            return False
+            return
         n_decoding = sum(not s.is_prefilling for s in self.running.values())
         self._saved.begin_step(self._times.budget.copying_s(n_decoding))
         plan = self._planning.next(began, self._held())
         if not plan.n_tokens:
-            return False  # all that runs is read from disk, or waits for its constraint
+            return  # all that runs is read from disk, or waits for its constraint
         for part in self._parts:
             part.extend(plan, self._memory.empty)
         planned = clock.monotonic_s()
         self._planning.make_room(plan)
         try:
-            with self._beside.doing(meanwhile), self._images.images.stepping():
+            with self._images.images.stepping():
                 logits = self._backend.decode(plan, lambda: self._planning.is_interrupted(plan))
         except Interrupted:
             self._times.steps.interrupted()
-            return True
+            return
         decoded = clock.monotonic_s()
         self._sampled.advance(plan)
         self._sampled.take(plan, logits)
@@ -323,7 +307,6 @@ class Engine(Shell[Sequence]):
         )
         self._check_times.stepped()
         self._report.has_news = True
-        return True
 
     def _held(self) -> list[Collection[Sequence]]:
         """Sequences that no step may hold, by part."""
@@ -378,16 +361,6 @@ class Engine(Shell[Sequence]):
         elif chunk.token_ids:
             chunk.held_text = sequence.answer.text.held
             self._report.emit(sequence, chunk.SerializeToString())
-
-    def _finish(
-        self, sequence: Sequence, chunk: tokens_pb2.TokenChunk, reason: generation_pb2.FinishReason.ValueType
-    ) -> None:
-        self._sampled.tell()
-        super()._finish(sequence, chunk, reason)
-
-    def _fail(self, sequence: Sequence, error: InferFluxError) -> None:
-        self._sampled.tell()
-        super()._fail(sequence, error)
 
     def _leave(self, sequence: Sequence) -> None:
         self._memory.remove(sequence)

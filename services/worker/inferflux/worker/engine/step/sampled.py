@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -38,25 +37,8 @@ class Pieces(PieceSource, PieceTexts, Protocol):
 Complete = Callable[[Sequence, tokens_pb2.TokenChunk, generation_pb2.FinishReason.ValueType], None]
 
 
-# Not frozen, as `ScheduledTokens`.
-@dataclass(slots=True)
-class _Untold:
-    """Tokens that a sequence has taken and that no chunk has yet.
-
-    Attributes:
-        offset: of the first of them. has_started: whether a chunk may have to say that it has.
-    """
-
-    sequence: Sequence
-    offset: int
-    accepted: Accepted
-    logprobs: list[Logprobs | None]
-    has_started: bool
-
-
 class Sampled:
-    """Samples the tokens of an engine's steps. What is told of them is made afterwards, by `tell`: the next
-    step does not need it.
+    """Samples the tokens of an engine's steps.
 
     Args:
         worker_id: named in `started` events.
@@ -88,9 +70,6 @@ class Sampled:
         self._deschedule = deschedule
         self._masks = Masks()
         self._plain = chunks.PlainChunk()
-        self._untold: list[_Untold] = []
-        # When the tokens of the latest step were sampled.
-        self._unix_us = 0
 
     def advance(self, plan: StepPlan) -> None:
         """Count what a step has computed, and report how far prompts have come."""
@@ -138,13 +117,13 @@ class Sampled:
             tokens = choose_tokens(logits, samplers, [index for _, index in rows])
         if plan.n_drafted:
             drop_rejected(plan.parts, tokens)
-        self._unix_us = int(self._clock.unix_s() * 1e6)
+        unix_s = self._clock.unix_s()
         logprobs = logprobs_of(logits, tokens, [sequence.sampler.n_logprobs for sequence, _ in rows])
         first = 0
         for part in plan.parts:
             end = first + part.n_logits
             if part.n_logits:
-                self._take_tokens(part, tokens[first:end], logprobs[first:end])
+                self._take_tokens(part, tokens[first:end], logprobs[first:end], unix_s)
             first = end
 
     def _score(self, plan: StepPlan, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -160,8 +139,10 @@ class Sampled:
             row = end
         return logits[kept]
 
-    def _take_tokens(self, part: ScheduledTokens, tokens: list[int], logprobs: list[Logprobs | None]) -> None:
-        """Append what was sampled for a sequence, to be told later."""
+    def _take_tokens(
+        self, part: ScheduledTokens, tokens: list[int], logprobs: list[Logprobs | None], unix_s: float
+    ) -> None:
+        """Append what was sampled for a sequence, and report it."""
         sequence = part.sequence
         if tokens[0] == BAD:
             self._fail_part(part)
@@ -176,33 +157,26 @@ class Sampled:
         accepted = accept(sequence, tokens, self._pieces)
         if part.n_drafted:
             self._settle_draft(part)
-        untold = _Untold(sequence, offset, accepted, logprobs, was_prefilling)
-        if accepted.finish_reason is not None:
-            self._complete(sequence, self._chunk_of(untold), accepted.finish_reason)
-            return
-        self._untold.append(untold)
+        unix_us = int(unix_s * 1e6)
+        held = sequence.answer.text.held
+        has_more = (
+            held
+            or was_prefilling  # it may be announced with this token
+            or logprobs[0] is not None
+            or len(accepted.tokens) > 1
+        )
+        if has_more or accepted.finish_reason is not None:
+            chunk = self._chunk_of(sequence, offset, accepted, logprobs, unix_us)
+            if accepted.finish_reason is not None:
+                self._complete(sequence, chunk, accepted.finish_reason)
+                return
+            chunk.held_text = held
+            self._report.emit(sequence, chunk.SerializeToString())
+        else:
+            plain = self._plain.serialized(offset, accepted.tokens[0], accepted.text, unix_us)
+            self._report.emit(sequence, plain)
         if accepted.is_timeslice_over:
             self._deschedule(sequence, scheduler_pb2.YIELD_REASON_TIMESLICE)
-
-    @property
-    def has_untold(self) -> bool:
-        """True if `tell` has something to tell."""
-        return bool(self._untold)
-
-    def tell(self) -> None:
-        """Report the tokens that were taken since the last call."""
-        untold, self._untold = self._untold, []
-        for each in untold:
-            self._report.emit(each.sequence, self._serialized(each))
-
-    def _serialized(self, untold: _Untold) -> bytes:
-        sequence, accepted = untold.sequence, untold.accepted
-        held = sequence.answer.text.held
-        if held or untold.has_started or untold.logprobs[0] is not None or len(accepted.tokens) > 1:
-            chunk = self._chunk_of(untold)
-            chunk.held_text = held
-            return chunk.SerializeToString()
-        return self._plain.serialized(untold.offset, accepted.tokens[0], accepted.text, self._unix_us)
 
     def _fail_part(self, part: ScheduledTokens) -> None:
         """No token could be chosen."""
@@ -223,12 +197,18 @@ class Sampled:
             self._memory.trim(sequence)
         self.drafting.verified(part, taken)
 
-    def _chunk_of(self, untold: _Untold) -> tokens_pb2.TokenChunk:
-        sequence, offset = untold.sequence, untold.offset
+    def _chunk_of(
+        self,
+        sequence: Sequence,
+        offset: int,
+        accepted: Accepted,
+        logprobs: list[Logprobs | None],
+        unix_us: int,
+    ) -> tokens_pb2.TokenChunk:
         chunk = chunks.empty(sequence, offset)
         if not sequence.times.is_announced:
             chunks.announce(sequence, chunk, self._worker_id)
-        chunks.add_tokens(chunk, untold.accepted, untold.logprobs, self._unix_us, self._pieces)
+        chunks.add_tokens(chunk, accepted, logprobs, unix_us, self._pieces)
         if offset == 0 and sequence.prompt_scores is not None:
             chunk.prompt_logprobs.extend(sequence.prompt_scores.entries)
             sequence.prompt_scores = None

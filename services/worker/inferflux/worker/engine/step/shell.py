@@ -94,7 +94,7 @@ class Shell(ABC, Generic[R]):
         """Make a resident of a request that the worker has checked against slots, cells and vocabulary."""
 
     @abstractmethod
-    def step(self) -> bool | None:
+    def step(self) -> None:
         """Compute what is next of those that run."""
 
     @abstractmethod
