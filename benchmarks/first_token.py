@@ -1,11 +1,17 @@
-"""Where the time to a first token goes in the engine, of cold prompts and of ones whose beginning is cached.
+"""Where the time to a first token goes: in the engine, or with `--requests` on the way through all services.
 
     python -m benchmarks.first_token [--model-file FILE] [--tenants 6] [--rounds 2] [--clock cpu]
+    python -m benchmarks.first_token --requests 200 [--untraced] [--idle-ms 20]
 
-One process, no services. Each tenant's prompt has a beginning of its own and a question. In the first round
-it is cold, in later rounds the same beginning has another question. After each prompt of the engine the same
-tokens go to contexts that hold nothing else, as many as `--rows` at a time: with flash attention and without.
-Of a warm prompt these compute the question, after a beginning of that length.
+With `--requests`, a stack that serves the model file gets prompts of 7 tokens, one after the other. Prints
+the medians of the stages of a request, from the spans of its services, and the CPU time of each process for
+a request. Spans cost time themselves: `--untraced` prints the time to the first token without them.
+
+Without, it is the engine alone, in one process. Each tenant's prompt has a beginning of its own and a
+question. In the first round it is cold, in later rounds the same beginning has another question. After each
+prompt of the engine the same tokens go to contexts that hold nothing else, as many as `--rows` at a time:
+with flash attention and without. Of a warm prompt these compute the question, after a beginning of that
+length.
 
 Prints medians in milliseconds: of the whole, and of what llama_decode and the copies between the engine's two
 contexts take; and the tokens of each step. `--clock cpu` counts the processor time of all threads, their
@@ -15,8 +21,11 @@ waiting for each other included.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
+import secrets
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -24,15 +33,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
 import numpy as np
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from inferflux.cli.stack import Stack, StackOptions
+from inferflux.common.calls import grpc_client
+from inferflux.common.tracing import TraceContext
+from inferflux.v1 import generation_pb2, inference_pb2, inference_pb2_grpc
 from inferflux.worker.processes.engine_process import SPIN_COUNT
 
 from .load.command_line import add_json, make_parser, positive, write_json
 from .load.engine_loop import SLOTS, EngineLoop, item_of
-from .load.stats import median
+from .load.request_path import Asked, stages, traces_of
+from .load.stats import median, summary
+from .rows.cpu_cost import cpu_s, per_request_ms
+from .rows.lab import BENCH_MODEL
 
 if TYPE_CHECKING:
     from inferflux.worker.engine.llama.context import Context
@@ -44,6 +62,8 @@ _KV_CELLS = 16384
 _CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 _PARTS = ("main", "prefill", "copy in", "copy back")
 _ALL = "all"
+# Requests before those that are measured.
+_WARMUP = 20
 
 
 @dataclass(slots=True)
@@ -186,9 +206,69 @@ def to_table(found: dict[str, Times], clock: str) -> Table:
     return table
 
 
+async def _ask(stack: Stack, stub: inference_pb2_grpc.InferenceServiceAsyncStub, number: int) -> Asked:
+    """Send a prompt of 7 tokens; take its first token, and the second, which ends it."""
+    context = TraceContext(secrets.token_hex(16), secrets.token_hex(8))
+    request = inference_pb2.GenerateRequest(
+        model=stack.model_name,
+        text=f"Tell me of day {number % 10}.",
+        params=generation_pb2.GenerationParams(max_tokens=2, ignore_eos=True),
+    )
+    metadata = grpc_client.outgoing(api_key=stack.api_key, traceparent=context.traceparent)
+    asked = Asked(context.trace_id, sent=time.time())
+    async for response in stub.Generate(request, metadata=metadata):
+        if not asked.arrived and response.chunk.token_ids:
+            asked.arrived = time.time()
+            asked.sampled = response.chunk.sampled_unix_us / 1e6
+    return asked
+
+
+async def measure_path(options: argparse.Namespace) -> dict[str, Any]:
+    """The stages of requests at idle in ms, and the CPU time of each process."""
+    with tempfile.TemporaryDirectory(prefix="inferflux-path-") as folder:
+        path = Path(folder) / "traces.jsonl"
+        env = {} if options.untraced else {"INFERFLUX_TRACE_FILE": str(path)}
+        async with Stack(StackOptions(model=options.model_file, env=env)) as stack:
+            pids = {name: process.pid for name, process in stack.processes.items()}
+            async with grpc.aio.insecure_channel(stack.endpoint) as channel:
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                for number in range(_WARMUP):
+                    await _ask(stack, stub, number)
+                before = {name: cpu_s(pid) for name, pid in pids.items()}
+                asked = []
+                for number in range(options.requests):
+                    await asyncio.sleep(options.idle_ms / 1000)
+                    asked.append(await _ask(stack, stub, number))
+                after = {name: cpu_s(pid) for name, pid in pids.items()}
+        lines = [] if options.untraced else path.read_text().splitlines()
+    return {
+        "first_token_ms": summary(each.ttft_s for each in asked),
+        "stages_ms": {} if options.untraced else stages(traces_of(lines, asked)),
+        "cpu_ms_per_request": per_request_ms(before, after, options.requests),
+    }
+
+
+def to_path_table(found: dict[str, Any]) -> Table:
+    table = Table("", "ms", title="medians at idle", title_justify="left")
+    for stage, ms in found["stages_ms"].items():
+        table.add_row(stage, f"{ms:.2f}")
+    table.add_section()
+    for name, ms in found["first_token_ms"].items():
+        table.add_row(f"first token, {name}", f"{ms:.2f}")
+    table.add_section()
+    for process, ms in found["cpu_ms_per_request"].items():
+        table.add_row(f"CPU per request, {process}", f"{ms:.2f}")
+    return table
+
+
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"), help="GGUF to measure")
+    parser.add_argument("--requests", type=positive, help="measure the way through all services by them")
+    parser.add_argument("--untraced", action="store_true", help="of these: without spans")
+    parser.add_argument("--idle-ms", type=float, default=20.0, help="of these: pause between two")
+    parser.add_argument(
+        "--model-file", type=Path, help="GGUF to measure; default: bench.gguf, the demo model of --requests"
+    )
     parser.add_argument("--tenants", type=positive, default=6)
     parser.add_argument("--prefix-tokens", type=positive, default=1000)
     parser.add_argument("--question-tokens", type=positive, default=24)
@@ -203,13 +283,18 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    if options.requests:
+        path = uvloop.run(measure_path(options))
+        Console().print(to_path_table(path))
+        write_json(options, path)
+        return
     os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
     # Imported here: OpenMP reads the environment when llama.cpp's libraries are loaded.
     from inferflux.v1 import engine_pb2
     from inferflux.worker.engine.llama.native import Backend
 
     config = engine_pb2.EngineConfig(
-        model_path=str(options.model_file),
+        model_path=str(options.model_file or BENCH_MODEL),
         slots=SLOTS,
         sequences=80,
         kv_cells=_KV_CELLS,

@@ -45,7 +45,7 @@ async def test_a_request_has_a_span_in_its_clients_trace_and_its_job_goes_on_fro
     span = (await trace(path, caller.trace_id, "generate demo"))["generate demo"]
     assert (span["service"], span["kind"], span["parent_id"]) == ("gateway", "server", caller.span_id)
     assert headers["traceparent"] == f"00-{caller.trace_id}-{span['span_id']}-01"
-    assert events(span) == ["admitted", "queued", "first_token"]
+    assert events(span) == ["admitted", "prepared", "queued", "first_token"]
     attributes = span["attributes"]
     assert attributes["gen_ai.operation.name"] == "text_completion"
     assert attributes["gen_ai.request.model"] == "demo"

@@ -72,6 +72,16 @@ async def test_the_wait_in_the_queue_is_a_span(trace: Trace) -> None:
     assert queue["attributes"]["messaging.destination.name"] == subjects.jobs("demo")
 
 
+async def test_the_first_wait_says_when_the_job_was_received(trace: Trace) -> None:
+    trace.job.received_unix_s = NOW - 0.5
+    trace.spans.note(dispatch(trace.job))
+    trace.now = NOW + 5
+    trace.spans.note(dispatch(trace.job, epoch=2))
+    first, again = await trace.all()
+    assert [(event["name"], event["after_ms"]) for event in first["events"]] == [("received", 1500)]
+    assert again["events"] == []
+
+
 async def test_after_a_retry_the_wait_begins_anew(trace: Trace) -> None:
     trace.spans.note(dispatch(trace.job))
     trace.now = NOW + 5

@@ -61,6 +61,7 @@ class SchedulerSpans:
         for item, handle in zip(action.batch.items, action.handles, strict=True):
             if not isinstance(handle, Job):
                 continue
+            is_first = handle not in self._waits_since
             since = self._waits_since.get(handle, item.request.enqueued_unix_ms / 1000)
             self._waits_since[handle] = now
             if is_resumed:
@@ -75,7 +76,10 @@ class SchedulerSpans:
                 names.WORKER_ID: action.worker_id,
                 names.SLOT: item.slot,
             }
-            self._record(names.QUEUE, handle, what, since=since, now=now, kind=Kind.CONSUMER)
+            received = handle.received_unix_s if is_first else None
+            self._record(
+                names.QUEUE, handle, what, since=since, now=now, received=received, kind=Kind.CONSUMER
+            )
 
     def _now_waits(self, handle: object, now: float) -> None:
         if isinstance(handle, Job):
@@ -89,6 +93,7 @@ class SchedulerSpans:
         *,
         since: float,
         now: float,
+        received: float | None = None,
         kind: Kind = Kind.INTERNAL,
     ) -> None:
         """A span that is over, of a request that came with a trace."""
@@ -96,4 +101,6 @@ class SchedulerSpans:
             span = self._tracer.start(
                 name, parent=parent, kind=kind, attributes=attributes, at_s=min(since, now)
             )
+            if received is not None:
+                span.event("received", at_s=min(received, now))
             span.end(now)

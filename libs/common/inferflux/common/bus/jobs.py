@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import secrets
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -51,9 +52,20 @@ class Job:
     Attributes:
         sequence: its place in the queue, rising.
         is_inherited: it may have gone to a consumer before this one.
+        received_unix_s: when it came here, by the clock of this host.
     """
 
-    __slots__ = ("__weakref__", "_consumer", "data", "headers", "is_inherited", "key", "reply", "sequence")
+    __slots__ = (
+        "__weakref__",
+        "_consumer",
+        "data",
+        "headers",
+        "is_inherited",
+        "key",
+        "received_unix_s",
+        "reply",
+        "sequence",
+    )
 
     def __init__(
         self,
@@ -72,6 +84,7 @@ class Job:
         self.headers = headers
         self.sequence = delivery.sequence
         self.is_inherited = is_inherited
+        self.received_unix_s = time.time()
 
     @property
     def stored_unix_s(self) -> float:

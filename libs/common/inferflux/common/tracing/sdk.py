@@ -133,8 +133,8 @@ class SdkSpan:
     def set(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
 
-    def event(self, name: str, attributes: Attributes | None = None) -> None:
-        self._span.add_event(name, attributes)
+    def event(self, name: str, attributes: Attributes | None = None, *, at_s: float | None = None) -> None:
+        self._span.add_event(name, attributes, _ns(at_s))
 
     def fail(self, error_type: str, message: str = "") -> None:
         self._span.set_attribute(names.ERROR_TYPE, error_type)

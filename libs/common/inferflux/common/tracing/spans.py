@@ -33,8 +33,8 @@ class Span(Protocol):
 
     def set(self, attributes: Attributes) -> None: ...
 
-    def event(self, name: str, attributes: Attributes | None = None) -> None:
-        """Record an event at this time."""
+    def event(self, name: str, attributes: Attributes | None = None, *, at_s: float | None = None) -> None:
+        """Record an event now, or at this Unix time."""
         ...
 
     def fail(self, error_type: str, message: str = "") -> None:
@@ -87,7 +87,9 @@ class _PassingSpan:
 
     def set(self, attributes: Attributes) -> None: ...
 
-    def event(self, name: str, attributes: Attributes | None = None) -> None: ...
+    def event(
+        self, name: str, attributes: Attributes | None = None, *, at_s: float | None = None
+    ) -> None: ...
 
     def fail(self, error_type: str, message: str = "") -> None: ...
 

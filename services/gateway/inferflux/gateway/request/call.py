@@ -106,7 +106,10 @@ def note_caller(span: Span, tenant: str, request_id: str) -> None:
 
 
 def note_job(span: Span, method: str, job: scheduler_pb2.InferenceRequest, *, asked_priority: int) -> None:
-    """The request has been checked: its model is one that is served, and may be in the span's name."""
+    """The request has been checked and tokenized. Its model is one that is served, and may be in the span's
+    name.
+    """
+    span.event("prepared")
     span.rename(f"{method.lower()} {job.model}")
     span.set(
         {
