@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from inferflux.common.contract.callers.scopes import Scope, expanded
 from inferflux.common.contract.errors import InferFluxError, PermissionDenied, Unauthenticated
 from inferflux.policy.decide.admission import Holder, authorize, identify
-from inferflux.policy.decide.keys import ApiKeyRecord
+from inferflux.policy.decide.keys import ApiKeyRecord, digest_of
 from inferflux.policy.decide.roles import Role
 
 SECRET = "ifx_" + "a" * 43
@@ -75,6 +76,26 @@ def test_a_key_is_refused_from_the_millisecond_on_at_which_it_expires() -> None:
     with pytest.raises(Unauthenticated) as caught:
         decide(SECRET, key, Scope.INFERENCE, now_unix_ms=NOW)
     assert caught.value.reason == "API_KEY_EXPIRED"
+
+
+@pytest.mark.parametrize(
+    ("changes", "same_for_ms"),
+    [
+        ({}, 250),
+        ({"expires_unix_ms": NOW + 100}, 100),
+        ({"expires_unix_ms": NOW + 1000}, 250),
+        ({"digest": "0f" * 32, "previous_digest": digest_of(SECRET)}, 0),
+        ({"digest": "0f" * 32, "previous_until_unix_ms": NOW + 70}, 70),
+        ({"digest": "0f" * 32, "previous_until_unix_ms": NOW + 70, "expires_unix_ms": NOW + 60}, 60),
+    ],
+    ids=["until it is read again", "expires", "expires later", "rotated", "replaced secret", "both"],
+)
+def test_a_holder_stays_the_same_until_keys_are_read_again_or_its_secret_ends(
+    changes: dict[str, Any], same_for_ms: int
+) -> None:
+    key = replace(key_with(Scope.INFERENCE), **({"digest": digest_of(SECRET)} | changes))
+    assert identify(SECRET, key, now_unix_ms=NOW, due_in_s=0.25).same_for_ms == same_for_ms
+    assert identify(SECRET, key, now_unix_ms=NOW).same_for_ms == 0
 
 
 def test_a_role_gives_its_scopes_and_one_that_is_gone_gives_none() -> None:

@@ -120,6 +120,14 @@ async def test_rows_are_read_again_when_they_are_a_quarter_of_a_second_old(
     assert MAX_AGE_S <= 0.5
 
 
+async def test_it_is_told_when_rows_are_read_again(clock: Clock, view: View) -> None:
+    assert await view.due_in_s() == MAX_AGE_S
+    clock.now_s += MAX_AGE_S * 0.75
+    assert await view.due_in_s() == pytest.approx(MAX_AGE_S * 0.25)
+    clock.now_s += MAX_AGE_S
+    assert await view.due_in_s() == MAX_AGE_S
+
+
 async def test_rows_that_cannot_be_read_are_not_assumed(table: MemoryTable, clock: Clock, view: View) -> None:
     await put(table, A)
     await view.rows()

@@ -117,6 +117,7 @@ class AdmitResponse(_message.Message):
     ISSUER_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
+    VALID_MS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     key_id: _builtins.str
     max_priority: _builtins.int
@@ -136,6 +137,10 @@ class AdmitResponse(_message.Message):
     subject: _builtins.str
     deterministic: _builtins.bool
     """Its requests are deterministic unless they say otherwise."""
+    valid_ms: _builtins.int
+    """For so long, from when the question was sent, policy would answer the same about this credential and scope. 0:
+    it has to be asked about each call.
+    """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the key and its roles, with those that they include."""
@@ -175,10 +180,11 @@ class AdmitResponse(_message.Message):
         issuer: _builtins.str = ...,
         subject: _builtins.str = ...,
         deterministic: _builtins.bool = ...,
+        valid_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "facts", b"facts", "max_priority", b"max_priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "deterministic", b"deterministic", "facts", b"facts", "guards_stream", b"guards_stream", "issuer", b"issuer", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "skips_reserve", b"skips_reserve", "subject", b"subject", "tenant", b"tenant", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority", "cache_scope", b"cache_scope", "deterministic", b"deterministic", "facts", b"facts", "guards_stream", b"guards_stream", "issuer", b"issuer", "key_id", b"key_id", "limits", b"limits", "max_priority", b"max_priority", "models", b"models", "scopes", b"scopes", "skip_answer_cache", b"skip_answer_cache", "skips_reserve", b"skips_reserve", "subject", b"subject", "tenant", b"tenant", "valid_ms", b"valid_ms", "wants_text", b"wants_text", "worker_pools", b"worker_pools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_priority: _TypeAlias = _typing.Literal["max_priority"]  # noqa: Y015
     _WhichOneofArgType__max_priority: _TypeAlias = _typing.Literal["_max_priority", b"_max_priority"]  # noqa: Y015

@@ -215,6 +215,7 @@ def _operators(settings: GatewaySettings, gateway: _Gateway, probe: Probe) -> Op
         gateway.trail,
         policy=gateway.policy_channel,
         policies=gateway.policies,
+        on_policy_change=gateway.admission.policy_changed,
         listen=settings.listen,
     )
 

@@ -89,10 +89,13 @@ class Callers:
             token = await self._tokens.holder_of(credential)
             return identify_token(token, roles=await self._roles(token.record))
         could_be = is_well_formed(credential)
+        # Asked before: what is found afterwards is as new, or newer.
+        due_in_s = await self._keys.due_in_s() if could_be else 0.0
         key = await self._keys.find(keys.digest_of(credential)) if could_be else None
         roles = await self._roles(key) if key is not None else ()
+        now_unix_ms = int(self._clock() * 1000)
         with naming(key):
-            return identify(credential, key, roles=roles, now_unix_ms=int(self._clock() * 1000))
+            return identify(credential, key, roles=roles, now_unix_ms=now_unix_ms, due_in_s=due_in_s)
 
     async def _roles(self, key: ApiKeyRecord) -> Sequence[Role]:
         """The roles of a key that there are."""

@@ -94,6 +94,7 @@ class PolicyServicer:
                 counted = await self._count(holder) if request.is_counted else NOT_COUNTED
         log.debug("admits a request", tenant=key.tenant, key_id=key.key_id, scope=request.scope)
         access = holder.access
+        skips_reserve = decisions is None and not (counted.has_to_reserve or guardrails.holds_any(key.tenant))
         return policy_pb2.AdmitResponse(
             tenant=key.tenant,
             key_id=key.key_id,
@@ -105,8 +106,7 @@ class PolicyServicer:
             skip_answer_cache=key.skips_answer_cache,
             models=() if EVERY in (access.models or key.models) else access.models or key.models,
             limits=counted.states,
-            skips_reserve=decisions is None
-            and not (counted.has_to_reserve or guardrails.holds_any(key.tenant)),
+            skips_reserve=skips_reserve,
             wants_text=not guardrails.with_texts.isdisjoint(("", key.tenant))
             or (decisions is not None and decisions.wants_text),
             guards_stream=not guardrails.with_streams.isdisjoint(("", key.tenant)),
@@ -115,6 +115,8 @@ class PolicyServicer:
             facts=None if decisions is None else to_message(facts_of_call(holder, scope, method)),
             issuer=holder.identity.get("issuer", ""),
             subject=holder.identity.get("subject", ""),
+            # A limit, also one that has room, counts each call.
+            valid_ms=holder.same_for_ms if skips_reserve and not counted.states else 0,
         )
 
     async def AdmitMany(

@@ -48,9 +48,13 @@ def rules() -> dict[str, MethodRule]:
     }
 
 
-def methods(policy: grpc.aio.Channel) -> list[AdminMethod]:
-    """The methods that are passed on."""
-    return [AdminMethod.of(method, _call(policy, method)) for method in ADMIN_METHODS]
+def methods(policy: grpc.aio.Channel, on_end: Callable[[], None]) -> list[AdminMethod]:
+    """The methods that are passed on.
+
+    Args:
+        on_end: called after each, which may have changed something, also where it failed.
+    """
+    return [AdminMethod.of(method, _call(policy, method, on_end)) for method in ADMIN_METHODS]
 
 
 def add_to(server: grpc.aio.Server, passed_on: Sequence[AdminMethod]) -> None:
@@ -67,7 +71,9 @@ def add_to(server: grpc.aio.Server, passed_on: Sequence[AdminMethod]) -> None:
     server.add_registered_method_handlers(SERVICE_NAME, handlers)
 
 
-def _call(policy: grpc.aio.Channel, method: MethodDescriptor) -> Callable[[Any, object], Awaitable[Message]]:
+def _call(
+    policy: grpc.aio.Channel, method: MethodDescriptor, on_end: Callable[[], None]
+) -> Callable[[Any, object], Awaitable[Message]]:
     call: Any = policy.unary_unary(
         f"/{SERVICE_NAME}/{method.name}",
         request_serializer=GetMessageClass(method.input_type).SerializeToString,
@@ -87,6 +93,8 @@ def _call(policy: grpc.aio.Channel, method: MethodDescriptor) -> Callable[[Any, 
             passed: Message = await call(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise to_error(error) from None
+        finally:
+            on_end()
         if change is not None:
             note_change(**became(passed))
         return passed

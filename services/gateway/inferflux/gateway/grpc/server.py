@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,6 +79,7 @@ def operators(
     *,
     policy: grpc.aio.Channel,
     policies: Mapping[str, grpc.aio.Channel],
+    on_policy_change: Callable[[], None],
     listen: str,
 ) -> Operators:
     """The servicers for operators.
@@ -86,6 +87,7 @@ def operators(
     Args:
         policy: takes what administrators change.
         policies: every policy service by its address, to ask for its health.
+        on_policy_change: called after an administrator's call that was passed on to policy.
         listen: where this gateway does, for its place.
     """
     scheduler, audit = SchedulerAdmin(bus, timeout_s=_ADMIN_TIMEOUT_S), ChangeAudit(trail)
@@ -93,7 +95,7 @@ def operators(
         ClusterServicer(bus, policies, streams, probe, models, listen=listen),
         AdminServicer(scheduler, CacheClearing(scheduler, models, redis), audit),
         ModelServicer(models, scheduler, audit),
-        policy_servicer.methods(policy),
+        policy_servicer.methods(policy, on_policy_change),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
@@ -19,12 +19,11 @@ from inferflux.v1 import guardrails_pb2, policy_pb2, policy_pb2_grpc
 
 from .caller import Caller
 from .gate import Gate
+from .known_keys import KnownKeys
 from .policy_questions import PolicyQuestions, admitted_of, settled_of
 
 # Questions under way at a time: about calls, about requests that ended, and each about one request.
 _ADMITS, _SETTLES, _RESERVES = 4, 2, 16
-# Keys that are remembered as admitted.
-_KEYS_REMEMBERED = 4096
 
 
 class Admission:
@@ -35,12 +34,15 @@ class Admission:
     Calls with a key that was admitted before are asked for first: a flood of invented keys cannot keep them
     out. Of these the most urgent go first, as far as they announce their priority and their key may have it.
 
+    An answer is used again, without a question, for as long as policy says that it would give the same.
+
     Args:
         service_key: proves to policy that this is a gateway.
         timeout_s: for one answer of policy, in seconds.
         at_once: calls that policy is asked about at a time.
         known, others: calls that may wait to be asked for, with a key that was admitted before and with
             another; one more is refused.
+        clock: in seconds, from any start.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Admission:
         at_once: int = 64,
         known: int = 6144,
         others: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._service_key = service_key
         self._stub = policy_pb2_grpc.PolicyServiceStub(channel)
@@ -60,8 +63,8 @@ class Admission:
         self._calls = PolicyQuestions(self._ask_about, at_once=_ADMITS)
         self._ended = PolicyQuestions(self._settle_together, at_once=_SETTLES)
         self._reserves = asyncio.Semaphore(_RESERVES)
-        # Digests of keys that were admitted, the latest last, and the ceilings of their priorities.
-        self._admitted: OrderedDict[bytes, int] = OrderedDict()
+        self._clock = clock
+        self._known = KnownKeys()
 
     async def admit(self, scope: str, context: CallContext) -> Caller:
         """Let a call pass, by its context alone.
@@ -75,6 +78,10 @@ class Admission:
         credential = context.require_credential()
         if not could_be_credential(credential):
             raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
+        key = hashlib.sha256(credential.encode()).digest()
+        asked_s = self._clock()
+        if context.is_counted and (known := self._known.holder(key, scope, asked_s)) is not None:
+            return known
         ask = policy_pb2.AdmitRequest(
             credential=credential,
             scope=scope,
@@ -83,8 +90,7 @@ class Admission:
             method=context.method,
             traceparent=context.traceparent,
         )
-        key = hashlib.sha256(credential.encode()).digest()
-        ceiling = self._admitted.get(key)
+        ceiling = self._known.ceiling(key)
         priority = min(context.announced_priority, ceiling or 0)
         async with self._gate.place(is_preferred=ceiling is not None, priority=priority):
             try:
@@ -92,26 +98,24 @@ class Admission:
             except InferFluxError as refusal:
                 note_holder(context.record, refusal)
                 if isinstance(refusal, Unauthenticated):
-                    self._admitted.pop(key, None)
+                    self._known.forget(key)
                 raise
-        self._remember(key, answer.max_priority if answer.HasField("max_priority") else priorities.HIGHEST)
         if answer.subject:
             context.record.about |= {"issuer": answer.issuer, "subject": answer.subject}
-        return Caller(
-            tenant=answer.tenant,
-            key_id=answer.key_id,
-            max_priority=answer.max_priority if answer.HasField("max_priority") else None,
-            cache_scope=answer.cache_scope,
-            skips_answer_cache=answer.skip_answer_cache,
-            models=tuple(answer.models),
-            limits=tuple(answer.limits),
-            skips_reserve=answer.skips_reserve and not answer.HasField("facts"),
-            wants_text=answer.wants_text,
-            guards_stream=answer.guards_stream,
-            worker_pools=tuple(answer.worker_pools),
-            is_deterministic=answer.deterministic,
-            facts=answer.facts if answer.HasField("facts") else None,
+        caller = _caller_of(answer)
+        self._known.admitted(
+            key,
+            scope,
+            caller,
+            max_priority=priorities.HIGHEST if caller.max_priority is None else caller.max_priority,
+            asked_s=asked_s,
+            valid_s=answer.valid_ms / 1000,
         )
+        return caller
+
+    def policy_changed(self) -> None:
+        """An administrator may have changed something here: policy is asked about each key again."""
+        self._known.changed(self._clock())
 
     async def _ask_about(
         self, calls: Sequence[policy_pb2.AdmitRequest]
@@ -200,11 +204,23 @@ class Admission:
             request_id=request_id, traceparent=traceparent, service_key=self._service_key
         )
 
-    def _remember(self, key: bytes, max_priority: int) -> None:
-        self._admitted[key] = max_priority
-        self._admitted.move_to_end(key)
-        if len(self._admitted) > _KEYS_REMEMBERED:
-            self._admitted.popitem(last=False)
+
+def _caller_of(answer: policy_pb2.AdmitResponse) -> Caller:
+    return Caller(
+        tenant=answer.tenant,
+        key_id=answer.key_id,
+        max_priority=answer.max_priority if answer.HasField("max_priority") else None,
+        cache_scope=answer.cache_scope,
+        skips_answer_cache=answer.skip_answer_cache,
+        models=tuple(answer.models),
+        limits=tuple(answer.limits),
+        skips_reserve=answer.skips_reserve and not answer.HasField("facts"),
+        wants_text=answer.wants_text,
+        guards_stream=answer.guards_stream,
+        worker_pools=tuple(answer.worker_pools),
+        is_deterministic=answer.deterministic,
+        facts=answer.facts if answer.HasField("facts") else None,
+    )
 
 
 # Of errors about this gateway, which its callers cannot help.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from inferflux.common.contract.callers.scopes import Scope
 from inferflux.common.contract.errors import PermissionDenied, Unauthenticated
 
-from .keys import ApiKeyRecord
+from .keys import ApiKeyRecord, digest_of
 from .oidc.claims import TokenHolder
 from .roles import Access, Role, access_of
 
@@ -19,11 +19,13 @@ class Holder:
 
     Attributes:
         identity: of a token: its `issuer` and `subject`, as audit lines have them.
+        same_for_ms: how long it stays the same as far as this process would know; 0 where that is unknown.
     """
 
     key: ApiKeyRecord
     access: Access
     identity: Mapping[str, str] = field(default_factory=dict)
+    same_for_ms: int = 0
 
     @property
     def tenant(self) -> str:
@@ -35,13 +37,19 @@ class Holder:
 
 
 def identify(
-    credential: str, key: ApiKeyRecord | None, *, roles: Sequence[Role] = (), now_unix_ms: int
+    credential: str,
+    key: ApiKeyRecord | None,
+    *,
+    roles: Sequence[Role] = (),
+    now_unix_ms: int,
+    due_in_s: float = 0.0,
 ) -> Holder:
     """The caller of a request.
 
     Args:
         key: the record of `credential`; None when there is no such key.
         roles: those of the key that there are.
+        due_in_s: until what others have changed is read again, in seconds.
 
     Raises:
         Unauthenticated: there is no credential, or it is unknown, revoked or expired.
@@ -52,7 +60,8 @@ def identify(
         raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
     if key.is_expired(now_unix_ms):
         raise Unauthenticated(f"key {key.key_id} has expired", reason="API_KEY_EXPIRED")
-    return Holder(key, access_of(key, roles))
+    same_for_ms = min(due_in_s * 1000, key.left_ms(digest_of(credential), now_unix_ms))
+    return Holder(key, access_of(key, roles), same_for_ms=int(same_for_ms))
 
 
 def identify_token(token: TokenHolder, *, roles: Sequence[Role] = ()) -> Holder:

@@ -21,6 +21,10 @@ class KeyStore(Protocol):
         """The key that has a secret of this digest: its present one, or its last one while that is valid."""
         ...
 
+    async def due_in_s(self) -> float:
+        """Seconds until what others have written is read here again; it is read if that is due."""
+        ...
+
     async def find_by_id(self, key_id: str) -> ApiKeyRecord | None: ...
 
     async def all_keys(self, *, tenant: str = "") -> list[ApiKeyRecord]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -157,6 +158,17 @@ class ApiKeyRecord:
 
     def is_expired(self, now_unix_ms: int) -> bool:
         return self.expires_unix_ms is not None and now_unix_ms >= self.expires_unix_ms
+
+    def left_ms(self, digest: str, now_unix_ms: int) -> float:
+        """How long a secret of the key is valid; infinity for one without an end.
+
+        Args:
+            digest: of the secret: the present one or the one before.
+        """
+        until = math.inf if self.expires_unix_ms is None else float(self.expires_unix_ms)
+        if digest != self.digest:
+            until = min(until, self.previous_until_unix_ms)
+        return max(0.0, until - now_unix_ms)
 
     def rotated(self, digest: str, *, previous_until_unix_ms: int) -> ApiKeyRecord:
         """The key with a new secret.

@@ -40,6 +40,9 @@ class TableKeys:
         present = moved_to(value, now_unix_ms=self._now_ms())
         return None if present is None or present not in rows else key_of(present, rows[present])
 
+    async def due_in_s(self) -> float:
+        return await self._view.due_in_s()
+
     async def find_by_id(self, key_id: str) -> ApiKeyRecord | None:
         return _by_id(await self._view.rows(), key_id)
 

@@ -60,6 +60,11 @@ class View:
             await self.read()
         return self._rows
 
+    async def due_in_s(self) -> float:
+        """Seconds until `rows` reads anew what others have changed; it is read if that is due."""
+        await self.rows()
+        return max(0.0, self._read_at + MAX_AGE_S - self._clock())
+
     async def read(self) -> None:
         """Read what has changed. Who asks while it is read gets the same."""
         if self._reading is None or self._reading.done():

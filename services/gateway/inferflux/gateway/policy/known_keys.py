@@ -1,0 +1,81 @@
+"""Keys that were admitted before, and how long policy need not be asked about them. Pure: times are given."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from .caller import Caller
+
+# Keys that are remembered.
+_MOST = 4096
+
+
+@dataclass(slots=True)
+class _Known:
+    """A key, the ceiling of its priorities, and by scope its holder and until when that holds."""
+
+    max_priority: int
+    holders: dict[str, tuple[float, Caller]] = field(default_factory=dict)
+
+
+class KnownKeys:
+    """Keys by the digest of their secret, the ones that were admitted last.
+
+    Args:
+        most: keys that are remembered.
+    """
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._changed_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def ceiling(self, key: bytes) -> int | None:
+        """The ceiling of a key's priorities; None for one that is not known."""
+        known = self._known.get(key)
+        return None if known is None else known.max_priority
+
+    def holder(self, key: bytes, scope: str, now_s: float) -> Caller | None:
+        """The holder of a key, where policy need not be asked now."""
+        known = self._known.get(key)
+        if known is None or scope not in known.holders:
+            return None
+        until_s, caller = known.holders[scope]
+        if now_s < until_s:
+            return caller
+        del known.holders[scope]
+        return None
+
+    def admitted(
+        self, key: bytes, scope: str, caller: Caller, *, max_priority: int, asked_s: float, valid_s: float
+    ) -> None:
+        """Policy has admitted a key.
+
+        Args:
+            asked_s: when the question was sent.
+            valid_s: for how long from then on its answer holds; 0: for this call alone.
+        """
+        known = self._known.setdefault(key, _Known(max_priority))
+        known.max_priority = max_priority
+        if valid_s > 0 and asked_s > self._changed_s:
+            known.holders[scope] = (asked_s + valid_s, caller)
+        else:
+            known.holders.pop(scope, None)
+        self._known.move_to_end(key)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def forget(self, key: bytes) -> None:
+        """Policy knows the key no more."""
+        self._known.pop(key, None)
+
+    def changed(self, now_s: float) -> None:
+        """An administrator may have changed something: no answer to an earlier question holds."""
+        self._changed_s = now_s
+        for known in self._known.values():
+            known.holders.clear()
