@@ -32,8 +32,9 @@ _ROW_TRIES = 5
 _FEWEST_ROW_TRIALS = 3
 _SMALL_STEP_S = 0.002
 _SMALL_STEP_TRIES = 10
-# Other threads are woken for a small step if it then takes less than this part of the time of one thread.
-_WORTH_WAKING = 0.75
+# Other threads are woken for a small step if it then takes less than this part of the time of one thread. It
+# differs by a quarter and more from one start to the next, and threads that spin hold up the other processes.
+_WORTH_WAKING = 0.5
 
 
 def prefill_timings(context: Context, *, in_prefill_context: bool) -> list[Timing]:
