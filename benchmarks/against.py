@@ -2,7 +2,7 @@
 
     git worktree add ../before HEAD~20 && make -C ../before .venv/.runtime
     python -m benchmarks.against ../before
-    python -m benchmarks.against ../before --pairs 9 --model models/bench.gguf --json against.json
+    python -m benchmarks.against ../before --pairs 9 --model FILE --json against.json
     python -m benchmarks.against ../before --sampled
 
 Told are the ratios of tokens/s, how much later the first token comes at idle, and the ratios of the CPU time
@@ -124,7 +124,7 @@ async def measure(options: argparse.Namespace, console: Console) -> dict[str, An
         ours = await exits.enter_async_context(stack_of(ROOT, model, options.threads))
         theirs = await exits.enter_async_context(stack_of(options.other.resolve(), model, options.threads))
         for n in (8, 16):
-            words = (*load_of(n, options.waves), *(SAMPLED if options.sampled else ()))
+            words = (*load_of(n, n * options.waves), *(SAMPLED if options.sampled else ()))
             mine, others = await in_turn(
                 lab, load(lab, ours, *words, warmup=n), load(lab, theirs, *words, warmup=n)
             )

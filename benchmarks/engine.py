@@ -1,6 +1,6 @@
 """The limit a server is held against: the same prompts through a bare llama_decode loop in one process.
 
-    python -m benchmarks.engine --model-file models/bench.gguf --concurrency 8 --requests 64
+    python -m benchmarks.engine --concurrency 8 --requests 64
 
 Takes what serve.py takes, as far as it makes sense without a server, and gives the same figures.
 """
@@ -18,13 +18,14 @@ from rich.console import Console
 from benchmarks.load.command_line import add_json, make_parser, write_json
 from benchmarks.load.prompts import Prompts, middle_of
 from benchmarks.load.trace import totals
+from benchmarks.rows.lab import BENCH_MODEL
 from benchmarks.rows.show import result_table
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = make_parser(__doc__)
-    parser.add_argument("--model-file", type=Path, default=Path("models/bench.gguf"))
+    parser.add_argument("--model-file", type=Path, default=BENCH_MODEL, help="default: SmolLM2")
     parser.add_argument("--concurrency", type=int, default=8, help="sequences at a time")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=128)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from inferflux.worker.engine.llama.context import Context
     from inferflux.worker.engine.llama.native import Backend
 
-# Token ids that are ordinary text in the demo and the bench model.
+# Token ids that are ordinary text in the demo model and in SmolLM2.
 _IDS = range(300, 1800)
 _KV_CELLS = 16384
 _CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -267,7 +267,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--untraced", action="store_true", help="of these: without spans")
     parser.add_argument("--idle-ms", type=float, default=20.0, help="of these: pause between two")
     parser.add_argument(
-        "--model-file", type=Path, help="GGUF to measure; default: bench.gguf, the demo model of --requests"
+        "--model-file", type=Path, help="GGUF to measure; default: SmolLM2, the demo model of --requests"
     )
     parser.add_argument("--tenants", type=positive, default=6)
     parser.add_argument("--prefix-tokens", type=positive, default=1000)

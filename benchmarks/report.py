@@ -116,15 +116,14 @@ def _spread(raw: Mapping[str, Any]) -> str:
         for side, label in sides.items()
         if isinstance(raw.get(side), list)
     }
-    if len(rates) < 2 or "bare_loop_p50_ms" in raw:
+    if len(rates) < 2:
         return ""
     return "; ".join(f"{label} {', '.join(values)}" for label, values in rates.items()) + " tokens/s"
 
 
 def _server(raw: Mapping[str, Any]) -> str:
     """Name the server of llama.cpp that the figure was taken against; "" for none."""
-    runs = [run for key in ("llama_server", "runs") for run in raw.get(key, ())]
-    return ", ".join(dict.fromkeys(run["server"] for run in runs if "server" in run))
+    return ", ".join(dict.fromkeys(run["server"] for run in raw.get("llama_server", ()) if "server" in run))
 
 
 def insert(document: str, results_text: str, *, begin: str = BEGIN, end: str = END) -> str:

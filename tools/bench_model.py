@@ -1,6 +1,6 @@
-"""Write a model of any shape with random weights, for benchmarks that must not depend on a download.
+"""Write a model of any shape with random weights: by default 0.5 billion, with a large vocabulary.
 
-    python -m tools.bench_model --layers 12 --dim 768 --out models/bench.gguf
+    python -m tools.bench_model --layers 24 --dim 1024 --out models/bench-0.5b.gguf
 
 The model loads and runs like a trained one of its size; what it says means nothing.
 """
@@ -80,17 +80,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--dim", type=int, default=768)
-    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--dim", type=int, default=1024)
+    parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--kv-heads", type=int, default=4)
-    parser.add_argument("--ff", type=int, default=2048)
-    parser.add_argument("--vocab", type=int, default=32_000)
+    parser.add_argument("--ff", type=int, default=4096)
+    parser.add_argument("--vocab", type=int, default=128_256)
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quant", choices=QUANTS, default="Q8_0")
+    parser.add_argument("--quant", choices=QUANTS, default="Q4_0")
     parser.add_argument("--untied", action="store_true", help="give the output layer weights of its own")
-    parser.add_argument("--out", type=Path, default=Path("models/bench.gguf"))
+    parser.add_argument("--out", type=Path, default=Path("models/bench-0.5b.gguf"))
     return parser.parse_args(arguments)
 
 

@@ -12,34 +12,25 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 from rich.console import Console
 
+from inferflux.cli.model_files.named import SMOLLM2, fetched, models_folder
 from inferflux.cli.stack import Stack, StackOptions
+from inferflux.cli.stack.servers import dying_with_parent
 
 from .calm import STOLEN, StolenTime
 from .peers import ROOT
 
-ENGINE_CORE = 1
-OTHER_CORE = 0
 SLOTS = 16
-BENCH_MODEL = ROOT / "models" / "bench.gguf"
+BENCH_MODEL = SMOLLM2.file(models_folder(os.environ))
+"""A trained model, a step of which takes long enough that the engine is most of the cost."""
 DEMO_MODEL = ROOT / "models" / "inferflux-demo.gguf"
-Script = Literal["client_cost", "engine", "long_prompt", "serve"]
+_LARGE_MODEL = ROOT / "models" / "bench-0.5b.gguf"
+Script = Literal["engine", "long_prompt", "serve"]
 """The modules of this package that a measurement runs as processes of their own."""
-_KINDS = ("nats", "valkey", "policy", "scheduler", "worker", "gateway")
-
-
-class Layout(Enum):
-    """How a stack uses the cores."""
-
-    ONE_WORKER = "one worker, whose engine has a thread for each core"
-    WORKER_PER_CORE = "a worker for each core, whose engine has one thread"
-    PINNED = "an engine of one thread with a core of its own, everything else on the other core"
 
 
 class LabError(Exception):
@@ -53,20 +44,20 @@ class Plan:
     Attributes:
         pairs: how often ours and the other are run in turn.
         waves: requests of a run, in multiples of the concurrency.
-        single_requests: requests of a run that sends one at a time.
-        repeats: long prompts sent.
+        fewest_requests: of a run, with however few at a time.
+        single_requests: requests of a run that measures first tokens alone.
         open_loop_s: how long requests come at random moments.
     """
 
     pairs: int = 3
     waves: int = 4
+    fewest_requests: int = 12
     single_requests: int = 300
-    repeats: int = 3
     open_loop_s: float = 45.0
 
 
 FULL = Plan()
-QUICK = Plan(pairs=1, waves=1, single_requests=40, repeats=1, open_loop_s=10.0)
+QUICK = Plan(pairs=1, waves=1, fewest_requests=4, single_requests=40, open_loop_s=10.0)
 
 
 class Lab:
@@ -128,40 +119,44 @@ class Lab:
         return {**result, "command": shown, STOLEN: round(share, 4)}
 
     @asynccontextmanager
-    async def stack(self, model: Path, layout: Layout = Layout.ONE_WORKER) -> AsyncIterator[Stack]:
+    async def stack(self, model: Path) -> AsyncIterator[Stack]:
         """InferFlux on this machine, serving `model`."""
-        async with Stack(options_of(model, layout)) as stack:
-            if layout is Layout.PINNED:
-                pin(engine_of(stack), ENGINE_CORE)
+        async with Stack(StackOptions(model=model, slots=SLOTS)) as stack:
             yield stack
 
+    @asynccontextmanager
+    async def large_model(self) -> AsyncIterator[Path]:
+        """The file of a model of 0.5 billion random weights, which is large: it is deleted afterwards.
 
-def options_of(model: Path, layout: Layout) -> StackOptions:
-    """The stack that serves `model` so."""
-    if layout is Layout.PINNED:
-        cpus = dict.fromkeys(_KINDS, frozenset({OTHER_CORE}))
-        return StackOptions(model=model, slots=SLOTS, threads=1, cpus=cpus)
-    if layout is Layout.WORKER_PER_CORE:
-        cores = len(os.sched_getaffinity(0))
-        slots = -(-SLOTS // cores)
-        return StackOptions(model=model, workers=cores, slots=slots, threads=1)
-    return StackOptions(model=model, slots=SLOTS)
-
-
-def engine_of(stack: Stack) -> psutil.Process:
-    """The worker's engine process.
-
-    Raises:
-        LabError: it has none.
-    """
-    worker = psutil.Process(stack.processes["worker-0"].pid)
-    for child in worker.children():
-        if "inferflux.worker.engine" in child.cmdline():
-            return child
-    raise LabError("the worker has no engine process")
+        Raises:
+            LabError: it could not be written.
+        """
+        self.say(f"  writing {_LARGE_MODEL.relative_to(ROOT)}")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tools.bench_model", "--out", str(_LARGE_MODEL), cwd=ROOT
+        )
+        try:
+            if await process.wait() != 0:
+                raise LabError("tools.bench_model could not write the model")
+            yield _LARGE_MODEL
+        finally:
+            _LARGE_MODEL.unlink(missing_ok=True)
 
 
-def pin(process: psutil.Process, core: int) -> None:
-    """Let every thread of a process run on one core alone."""
-    for thread in process.threads():
-        os.sched_setaffinity(thread.id, {core})
+@asynccontextmanager
+async def busy_loops(count: int) -> AsyncIterator[None]:
+    """That many processes that only compute, each as nice as a server."""
+    command = dying_with_parent([sys.executable, "-c", "while True: pass"])
+    loops = [await asyncio.create_subprocess_exec(*command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in loops:
+            process.kill()
+            await process.wait()
+
+
+def need_bench_model() -> None:
+    """Raises LabError when SmolLM2 was not fetched."""
+    if fetched(SMOLLM2) is None:
+        raise LabError(f"{BENCH_MODEL} is not there: run `make models`, which fetches it")

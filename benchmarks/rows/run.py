@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.load.command_line import make_parser, positive
 from benchmarks.rows import results
-from benchmarks.rows.lab import BENCH_MODEL, FULL, QUICK, Lab, LabError, Plan
+from benchmarks.rows.lab import FULL, QUICK, Lab, LabError, Plan, need_bench_model
 from benchmarks.rows.peers import ROOT, PeerError
 from benchmarks.rows.scenarios import SCENARIOS, Scenario, Setup
 from benchmarks.rows.show import rows_table
@@ -97,22 +97,10 @@ def warn_if_busy(console: Console) -> None:
         console.print(f"This machine is busy (load {busy:.1f}): the figures will be off.", style="yellow")
 
 
-async def write_bench_model(console: Console) -> None:
-    """Write models/bench.gguf unless it is there."""
-    if BENCH_MODEL.exists():
-        return
-    console.print(f"writing {BENCH_MODEL.relative_to(ROOT)}", style="dim")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tools.bench_model", "--out", str(BENCH_MODEL), cwd=ROOT
-    )
-    if await process.wait() != 0:
-        raise LabError("tools.bench_model could not write the model")
-
-
 async def run(options: argparse.Namespace, console: Console) -> bool:
     """Everything; returns whether all was measured."""
     warn_if_busy(console)
-    await write_bench_model(console)
+    need_bench_model()
     lab = Lab(plan_of(options), console)
     return await measure(lab, chosen(options.only, SCENARIOS), results_file(options), console)
 

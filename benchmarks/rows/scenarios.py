@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import psutil
 
-from benchmarks.load.stats import median
-
-from .lab import BENCH_MODEL, DEMO_MODEL, ENGINE_CORE, OTHER_CORE, Lab, Layout
-from .pairs import (
-    SAMPLED,
-    WAIT_POLICIES,
-    Readings,
-    Word,
-    fastest,
-    in_turn,
-    load_of,
-    ratio,
-    reading,
-    sampled_to_received,
-    serve_ours,
-)
+from .lab import BENCH_MODEL, DEMO_MODEL, Lab
+from .pairs import SAMPLED, WAIT_POLICIES, Readings, fastest, in_turn, load_of, ratio, reading, serve_ours
 from .server_rows import (
     Load,
     against_llama_server,
-    long_prompt_llama_server,
-    long_prompt_ours,
+    idle_first_token,
+    large_vocabulary,
+    long_prompt,
     open_loop,
 )
-from .table import RATES, rate_key
+from .table import CONCURRENCIES
 
 Setup = TypeVar("Setup")
 
-_IDLE_PROMPT_TOKENS = 32
 _IDLE_S = 3.0
+# The demo model's runs are short: more requests, so that a run is not over before it has begun.
+_DEMO_SCALE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +37,18 @@ class Scenario(Generic[Setup]):
     measure: Callable[[Setup], Readings]
 
 
-async def against_bare_loop(lab: Lab, prefix: str, layout: Layout = Layout.ONE_WORKER) -> Readings:
-    waves = lab.plan.waves
-    is_pinned = layout is Layout.PINNED
-    our_pin: tuple[Word, ...] = ("--pin", OTHER_CORE) if is_pinned else ()
-    bare_pin: tuple[Word, ...] = ("--threads", 1, "--pin", ENGINE_CORE) if is_pinned else ()
-    bare = partial(lab.run, "engine", "--model-file", BENCH_MODEL, *bare_pin)
-    async with lab.stack(BENCH_MODEL, layout) as stack:
-        for n in (8, 16):
-            # A single thread waits for no other.
-            policies = ("passive",) if is_pinned else WAIT_POLICIES
-            tries = {policy: partial(bare, *load_of(n, 1), "--omp", policy) for policy in policies}
-            policy, rates = await fastest(lab, tries)
-            ours = serve_ours(lab, stack, *load_of(n, waves), "--warmup", n, *our_pin)
-            mine, limit = await in_turn(lab, ours, partial(bare, *load_of(n, waves), "--omp", policy))
-            raw = {"ours": mine, "bare_loop": limit, "bare_loop_wait_policies": rates}
-            yield reading(f"{prefix}_c{n}", ratio(mine, limit), raw)
-            if n == 8 and layout is Layout.ONE_WORKER:
-                yield sampled_to_received("sampled_to_received_p50_ms", mine)
-
-
-async def idle_ttft(lab: Lab, prefix: str, model: Path) -> Readings:
-    words: tuple[Word, ...] = ("--concurrency", 1, "--requests", lab.plan.single_requests)
-    words += ("--prompt-tokens", _IDLE_PROMPT_TOKENS, "--max-tokens", 2)
-    bare = partial(lab.run, "engine", "--model-file", model, *words)
-    async with lab.stack(model) as stack:
-        ours = serve_ours(lab, stack, *words, "--warmup", 8)
-        mine, passive = await in_turn(lab, ours, partial(bare, "--omp", "passive"))
-        active = [await bare("--omp", "active")]
-    times = {"passive": _median_ttft_ms(passive), "active": _median_ttft_ms(active)}
-    bare_ms = min(times.values())
-    raw = {"ours": mine, "bare_loop": passive + active, "bare_loop_p50_ms": times}
-    for name in ("p50", "p99"):
-        added = median(run["ttft_ms"][name] for run in mine) - bare_ms
-        yield reading(f"{prefix}ttft_added_idle_{name}_ms", added, raw)
-
-
-def _median_ttft_ms(runs: Sequence[dict[str, Any]]) -> float:
-    return median(run["ttft_ms"]["p50"] for run in runs)
+async def against_bare_loop(lab: Lab, concurrency: int) -> Readings:
+    """Tokens/s of all processes, grpcio as client included, and of llama_decode alone on the same cores."""
+    load = load_of(concurrency, lab.plan.waves * concurrency)
+    bare = partial(lab.run, "engine", "--model-file", BENCH_MODEL)
+    async with lab.stack(BENCH_MODEL) as stack:
+        trial = load_of(concurrency, concurrency)
+        tries = {policy: partial(bare, *trial, "--omp", policy) for policy in WAIT_POLICIES}
+        policy, rates = await fastest(lab, tries)
+        ours = serve_ours(lab, stack, *load, "--warmup", concurrency)
+        mine, limit = await in_turn(lab, ours, partial(bare, *load, "--omp", policy))
+    raw = {"ours": mine, "bare_loop": limit, "bare_loop_wait_policies": rates}
+    yield reading(f"shared_c{concurrency}", ratio(mine, limit), raw)
 
 
 async def memory(lab: Lab) -> Readings:
@@ -95,7 +56,7 @@ async def memory(lab: Lab) -> Readings:
     async with lab.stack(DEMO_MODEL) as stack:
         processes = {name: psutil.Process(stack.processes[name].pid) for name in services}
         fresh = {name: _rss_mb(process) for name, process in processes.items()}
-        load = await serve_ours(lab, stack, *load_of(16, lab.plan.waves))()
+        load = await serve_ours(lab, stack, *load_of(16, 16 * lab.plan.waves))()
         await asyncio.sleep(_IDLE_S)
         after = {name: _rss_mb(process) for name, process in processes.items()}
         children = [_rss_mb(child) for child in processes["gateway"].children(recursive=True)]
@@ -111,85 +72,25 @@ def _rss_mb(process: psutil.Process) -> float:
     return round(float(process.memory_info().rss) / 1e6, 1)
 
 
-async def client_cost(lab: Lab) -> Readings:
-    result = await lab.run("client_cost")
-    for name in ("grpc", "lean_grpc", "sse"):
-        yield reading(f"client_us_per_token_{name}", result[f"{name}_us_per_token"], {"runs": [result]})
-
-
-def _numbered(*prefixes: str) -> tuple[str, ...]:
-    return tuple(f"{prefix}_c{n}" for prefix in prefixes for n in (8, 16))
+def _closed_loop(load: Load) -> Scenario[Lab]:
+    return Scenario(load.keys, partial(against_llama_server, load=load))
 
 
 SCENARIOS: tuple[Scenario[Lab], ...] = (
-    Scenario(
-        (*_numbered("shared"), "sampled_to_received_p50_ms"),
-        lambda lab: against_bare_loop(lab, "shared"),
+    *(_closed_loop(Load("demo_sampled", DEMO_MODEL, n, SAMPLED, _DEMO_SCALE)) for n in CONCURRENCIES),
+    *(_closed_loop(Load("smollm2", BENCH_MODEL, n, are_latencies_told=True)) for n in CONCURRENCIES),
+    *(
+        _closed_loop(Load("smollm2_sampled", BENCH_MODEL, n, SAMPLED, are_latencies_told=True))
+        for n in CONCURRENCIES
     ),
+    Scenario(("large_vocabulary_c1",), large_vocabulary),
+    _closed_loop(Load("smollm2_busy", BENCH_MODEL, 1, scale=0.5, is_machine_busy=True)),
+    _closed_loop(Load("demo_busy", DEMO_MODEL, 1, scale=_DEMO_SCALE, is_machine_busy=True)),
+    Scenario(("idle_first_token_p50_ms",), idle_first_token),
+    Scenario(("longest_gap_over_median", "long_prompt_ttft"), long_prompt),
+    Scenario(("open_loop_goodput", "open_loop_itl_p99"), open_loop),
+    *(Scenario((f"shared_c{n}",), partial(against_bare_loop, concurrency=n)) for n in (8, 16)),
     Scenario(
-        _numbered("worker_per_core"),
-        lambda lab: against_bare_loop(lab, "worker_per_core", Layout.WORKER_PER_CORE),
-    ),
-    Scenario(
-        _numbered("pinned"),
-        lambda lab: against_bare_loop(lab, "pinned", Layout.PINNED),
-    ),
-    Scenario(
-        (
-            *_numbered("demo_vs_llama_server", "demo_grpcio_vs_llama_server"),
-            "demo_sampled_to_received_p50_ms",
-        ),
-        lambda lab: against_llama_server(lab, Load("demo", DEMO_MODEL)),
-    ),
-    Scenario(
-        _numbered("demo_worker_per_core_vs_llama_server", "demo_worker_per_core_grpcio_vs_llama_server"),
-        lambda lab: against_llama_server(
-            lab, Load("demo_worker_per_core", DEMO_MODEL, Layout.WORKER_PER_CORE)
-        ),
-    ),
-    Scenario(
-        _numbered(
-            "demo_sampled_vs_llama_server",
-            "demo_sampled_ttft_vs_llama_server",
-            "demo_sampled_itl_p99_vs_llama_server",
-        ),
-        lambda lab: against_llama_server(
-            lab,
-            Load("demo_sampled", DEMO_MODEL, words=SAMPLED, is_grpcio_told=False, are_latencies_told=True),
-        ),
-    ),
-    Scenario(
-        _numbered(
-            "bench_vs_llama_server",
-            "bench_grpcio_vs_llama_server",
-            "bench_ttft_vs_llama_server",
-            "bench_itl_p99_vs_llama_server",
-        ),
-        lambda lab: against_llama_server(lab, Load("bench", BENCH_MODEL, are_latencies_told=True)),
-    ),
-    Scenario(
-        tuple(rate_key(figure, rate) for figure in ("goodput", "itl_p99") for rate in RATES),
-        open_loop,
-    ),
-    Scenario(
-        ("ttft_added_idle_p50_ms", "ttft_added_idle_p99_ms"),
-        lambda lab: idle_ttft(lab, "", BENCH_MODEL),
-    ),
-    Scenario(
-        ("demo_ttft_added_idle_p50_ms", "demo_ttft_added_idle_p99_ms"),
-        lambda lab: idle_ttft(lab, "demo_", DEMO_MODEL),
-    ),
-    Scenario(("longest_gap_over_median", "long_prompt_ttft_ratio"), long_prompt_ours),
-    Scenario(
-        ("llama_server_longest_gap_over_median", "llama_server_long_prompt_ttft_ratio"),
-        long_prompt_llama_server,
-    ),
-    Scenario(
-        ("rss_mb_gateway", "rss_mb_scheduler", "rss_mb_policy", "rss_mb_gateway_tokenizer_process"),
-        memory,
-    ),
-    Scenario(
-        ("client_us_per_token_grpc", "client_us_per_token_lean_grpc", "client_us_per_token_sse"),
-        client_cost,
+        ("rss_mb_gateway", "rss_mb_scheduler", "rss_mb_policy", "rss_mb_gateway_tokenizer_process"), memory
     ),
 )

@@ -19,8 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.load.command_line import make_parser
 from benchmarks.rows import results
-from benchmarks.rows.lab import LabError
-from benchmarks.rows.run import chosen, conclude, measure, warn_if_busy, write_bench_model
+from benchmarks.rows.lab import LabError, need_bench_model
+from benchmarks.rows.run import chosen, conclude, measure, warn_if_busy
 
 from .ground import FULL, QUICK, Bench
 from .rows import ROWS
@@ -46,7 +46,7 @@ def results_file(options: argparse.Namespace) -> Path:
 async def run(options: argparse.Namespace, console: Console) -> bool:
     """Everything; returns whether all was measured."""
     warn_if_busy(console)
-    await write_bench_model(console)
+    need_bench_model()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, refresh_per_second=2) as progress:
         bench = Bench(QUICK if options.quick else FULL, console, progress)

@@ -28,9 +28,10 @@ CELLS = 4096
 
 @pytest.fixture(scope="module", params=[(), ("--untied",)], ids=["tied", "untied"])
 def bench_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As wide as the bench model, with a quarter of its layers."""
+    """Three layers of random weights in Q8_0."""
     path = tmp_path_factory.mktemp("bench") / "bench.gguf"
-    write(parse(["--layers", "3", "--out", str(path), *request.param]))
+    shape = "--layers 3 --dim 768 --heads 12 --ff 2048 --vocab 32000 --quant Q8_0"
+    write(parse([*shape.split(), "--out", str(path), *request.param]))
     return path
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from benchmarks.rows.lab import FULL, QUICK, Script
+from benchmarks.rows.lab import FULL, QUICK, LabError, Script, need_bench_model
 from benchmarks.rows.run import parse, plan_of
 
 
@@ -30,3 +31,11 @@ def test_no_pair_is_too_few(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("script", get_args(Script))
 def test_a_script_that_a_measurement_runs_is_there(script: str) -> None:
     assert find_spec(f"benchmarks.{script}")
+
+
+def test_a_benchmark_whose_model_was_not_fetched_says_how_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(LabError, match="make models"):
+        need_bench_model()

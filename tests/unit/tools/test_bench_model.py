@@ -13,7 +13,7 @@ SMALL = shlex.split("--layers 2 --dim 64 --heads 4 --kv-heads 2 --ff 96 --vocab 
 
 def test_the_file_says_what_was_asked_for(tmp_path: Path) -> None:
     out = tmp_path / "tiny.gguf"
-    write(parse([*SMALL, "--out", str(out)]))
+    write(parse([*SMALL, "--quant", "Q8_0", "--out", str(out)]))
     reader = gguf.GGUFReader(out)
     field = {name: value.contents() for name, value in reader.fields.items()}
     assert field["general.architecture"] == "llama"
