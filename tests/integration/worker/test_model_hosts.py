@@ -430,3 +430,51 @@ async def test_a_model_without_room_is_refused_with_both_numbers_and_old_terms_d
         assert await host.wait() == 0
     finally:
         host.kill()
+
+
+async def test_models_with_full_host_tiers_hold_no_more_than_one_budget(
+    nats_url: str, bus: Bus, tmp_path: Path
+) -> None:
+    """A third of what the prompts would fill without it."""
+    budget = 12 << 20
+    host = HostProcess(
+        tmp_path,
+        nats_url,
+        bus,
+        "tiers",
+        INFERFLUX_WORKER_HOST_BYTES=str(budget),
+        INFERFLUX_WORKER_KV_CELLS="512",
+        INFERFLUX_WORKER_THREADS="1",
+    )
+    names = [f"m{i}" for i in range(3)]
+
+    def held() -> dict[str, int]:
+        return {name: host.statuses[host.model(name).worker_id].host_tier.bytes for name in names}
+
+    def limits() -> list[int]:
+        return [host.statuses[host.model(name).worker_id].swap_bytes for name in names]
+
+    try:
+        await host.start_ready()
+        for name in names:
+            await host.register(DEMO_MODEL, name)
+            await host.load(name)
+        for name in names:
+            await host.until_ready(name)
+        await host.until(lambda: min(limits()) >= budget // 4)
+        for number in range(12):
+            for name in names:
+                prompt = [300 + (number * 131 + i * 7) % 1400 for i in range(400)]
+                asked = f"{name}-{number}"
+                await host.ask(name, batch_item(asked, model=name, prompt=prompt, max_tokens=1))
+                assert sum(held().values()) <= budget
+        await host.until(lambda: min(held().values()) > 0)
+        assert budget // 2 < sum(held().values()) <= budget
+        assert sum(limits()) <= budget
+        await host.unload("m0")
+        await host.until_state("m0", REGISTERED)
+        names.remove("m0")
+        await host.until(lambda: sum(limits()) > budget * 0.9)
+        assert sum(limits()) <= budget
+    finally:
+        host.kill()

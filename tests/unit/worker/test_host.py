@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from inferflux.common.contract.errors import InferFluxError, InvalidArgument, Unavailable
-from inferflux.v1 import host_pb2, model_pb2
+from inferflux.v1 import engine_pb2, host_pb2, model_pb2
 from inferflux.worker.app import Worker, together
+from inferflux.worker.engine.tiers.disk import MOST_WAITING_BYTES
 from inferflux.worker.files.kv_types import USUAL
 from inferflux.worker.files.mmproj_file import Projection
 from inferflux.worker.files.model_facts import ModelFacts
@@ -21,7 +22,9 @@ from inferflux.worker.files.model_file import ModelFile
 from inferflux.worker.files.needs import Needs
 from inferflux.worker.host.catalog import Catalog, Known, Wish
 from inferflux.worker.host.host import Host
-from inferflux.worker.host.model_setup import engine_config
+from inferflux.worker.host.model_setup import WAITING_BYTES, engine_config
+from inferflux.worker.model.host_limit import HostLimit
+from inferflux.worker.model.model_options import ModelOptions
 from inferflux.worker.processes.engine_host import EngineLoadError
 from inferflux.worker.settings import WorkerSettings
 
@@ -96,7 +99,8 @@ async def test_a_projector_counts_and_is_in_the_card_from_the_start() -> None:
     alone = (await models.know(Wish("a", kv_cells=512), FILE)).needs.total
     eyes = Projection(Path("/m/p.gguf"), "of p", GIB, b"s", takes_images=True, takes_audio=True)
     known = await models.know(Wish("a", mmproj=eyes), FILE)
-    assert known.needs.total == alone + GIB, "the cache is of the size that was asked for before"
+    images = engine_config(WorkerSettings(id="h"), known).image_bytes
+    assert known.needs.total == alone + GIB + images, "the cache is of the size that was asked for before"
     assert (known.card.takes_images, known.card.takes_audio, known.card.projector) == (True, True, "of p")
     assert engine_config(WorkerSettings(id="h"), known).mmproj_path == "/m/p.gguf"
     assert offers.taken[-2:] == ["of a", "of p"]
@@ -158,7 +162,9 @@ class Failing:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.state = SimpleNamespace(worker_id="h", incarnation="i")
         self.model = SimpleNamespace(
-            residents=SimpleNamespace(kept_chunks=lambda _now: {}), why_not_ready="loading the model"
+            residents=SimpleNamespace(kept_chunks=lambda _now: {}),
+            why_not_ready="loading the model",
+            has_host_tier=False,
         )
 
     async def run(self) -> None:
@@ -284,3 +290,100 @@ async def test_tokenizers_and_heartbeats_are_sent_after_a_reconnect_that_takes_n
     )
     await Worker._on_reconnect(worker)
     assert done == ["beat", "report", "tokenizers"]
+
+
+async def test_what_a_model_needs_counts_its_draft_its_disk_and_that_it_is_deterministic() -> None:
+    assert WAITING_BYTES == MOST_WAITING_BYTES
+    plain = Wish("a", kv_cells=512)
+    draft = replace(FILE, size_bytes=GIB)
+
+    async def needs(wish: Wish, **settings: Any) -> int:
+        return (await host(Offers(), memory=8 * GIB, **settings).know(wish, FILE)).needs.total
+
+    alone = await needs(plain)
+    assert await needs(replace(plain, is_own=True, draft=draft)) > alone + GIB
+    assert await needs(replace(plain, draft=draft)) == alone, "only the process's own model has it"
+    assert await needs(plain, disk_path=Path("/kv")) == alone + WAITING_BYTES
+    assert await needs(plain, disk_path=Path("/kv"), disk_bytes=0) == alone
+    assert (
+        await needs(plain, deterministic=True) == await needs(replace(plain, is_deterministic=True)) > alone
+    )
+
+
+class Tiered:
+    """A model's worker whose engine has host memory, and takes its limits when it is told."""
+
+    def __init__(self, _process: Any, worker_id: str, _file: Any, options: ModelOptions, **_: Any) -> None:
+        self.state = SimpleNamespace(worker_id=worker_id, incarnation="i")
+        self.options = options
+        self.model = SimpleNamespace(
+            residents=SimpleNamespace(kept_chunks=lambda _now: {}),
+            has_host_tier=True,
+            gpu_bytes=0,
+            host_limit=HostLimit(options.engine.host_bytes),
+            stats=engine_pb2.StepStats(),
+            limit_host=self.limit,
+        )
+        self.gone = asyncio.Event()
+
+    def limit(self, n_bytes: int) -> None:
+        if n_bytes != self.model.host_limit.now:
+            self.model.host_limit.give(n_bytes)
+
+    def take(self) -> None:
+        self.model.host_limit.taken(self.model.host_limit.now)
+
+    async def run(self) -> None:
+        await self.gone.wait()
+
+    def leave(self, _limit_s: float) -> None:
+        self.gone.set()
+
+
+async def test_models_loaded_together_share_one_budget_of_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inferflux.worker.host.host.ModelWorker", Tiered)
+    models = host(Offers(), memory=2 * GIB, host_bytes=GIB // 2)
+
+    def tiers() -> dict[str, Any]:
+        return {name: worker.model.host_limit for name, worker in models._workers.items()}
+
+    for name in "abc":
+        await models.know(Wish(name, kv_cells=512), replace(FILE, digest=f"of {name}"))
+    await models.load("a")
+    assert tiers()["a"].now == GIB // 2, "what the settings say, where models leave as much"
+    models._workers["a"].take()  # type: ignore[attr-defined]
+    for name in "bc":
+        await models.load(name)
+        assert sum(limit.most for limit in tiers().values()) <= GIB // 2
+    assert tiers()["c"].now == 0, "no engine has given anything up yet"
+    for _ in range(3):
+        for worker in models._workers.values():
+            worker.take()  # type: ignore[attr-defined]
+        models._divide_tier()
+    assert len({limit.now for limit in tiers().values()}) == 1
+    models._workers["a"].model.stats.host.bytes = GIB // 8
+    for _ in range(3):
+        models._divide_tier()
+        assert sum(limit.most for limit in tiers().values()) <= GIB // 2
+        for worker in models._workers.values():
+            worker.take()  # type: ignore[attr-defined]
+    assert tiers()["a"].now > 2 * tiers()["b"].now
+    await models.unload("a")
+    async with asyncio.timeout(10):
+        while "a" in models._workers:
+            await asyncio.sleep(0)
+    models._divide_tier()
+    assert 0.9 * GIB / 2 <= sum(limit.now for limit in tiers().values()) <= GIB / 2
+    await models.close()
+
+
+async def test_host_memory_is_what_models_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferflux.worker.host.host.ModelWorker", Tiered)
+    models = host(Offers(), memory=GIB, host_bytes=2 * GIB)
+    known = await models.know(Wish("a", kv_cells=512), FILE)
+    await models.load("a")
+    limit = models._workers["a"].model.host_limit
+    assert GIB * 0.8 < limit.now <= GIB - known.needs.total
+    await models.close()

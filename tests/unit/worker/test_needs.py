@@ -15,7 +15,7 @@ from inferflux.worker.files.gguf_header import HeaderError, parse_header
 from inferflux.worker.files.kv_types import USUAL, KvTypes
 from inferflux.worker.files.model_checks import check_metadata
 from inferflux.worker.files.model_facts import ModelFacts, facts_of
-from inferflux.worker.files.needs import Asked, needs_of
+from inferflux.worker.files.needs import Asked, Beside, needs_of
 
 GIB = 1 << 30
 
@@ -161,14 +161,20 @@ def test_a_projector_is_here_wherever_the_layers_are() -> None:
     for is_elsewhere in (False, True):
         without, with_it = (
             needs_of(
-                10 * GIB, 2048, found, asked, room=GIB, projector_bytes=n_bytes, is_elsewhere=is_elsewhere
+                10 * GIB,
+                2048,
+                found,
+                asked,
+                room=GIB,
+                beside=Beside(projector_bytes=n_bytes),
+                is_elsewhere=is_elsewhere,
             )
             for n_bytes in (0, GIB)
         )
         assert with_it.total == without.total + GIB
     # What is not set of the cache takes half of what both files leave.
     roomy = Asked(0, 1)
-    left = needs_of(GIB, 1 << 24, found, roomy, room=2 * GIB, projector_bytes=GIB // 2)
+    left = needs_of(GIB, 1 << 24, found, roomy, room=2 * GIB, beside=Beside(projector_bytes=GIB // 2))
     alone = needs_of(GIB + GIB // 2, 1 << 24, found, roomy, room=2 * GIB)
     assert (left.cells, left.total) == (alone.cells, alone.total)
 
@@ -181,3 +187,48 @@ def test_layers_that_are_elsewhere_take_no_memory_here() -> None:
     assert (elsewhere.weights, elsewhere.kv) == (found.parts.input, 0)
     assert elsewhere.cells == here.cells
     assert elsewhere.compute == here.compute
+
+
+def test_a_draft_model_counts_with_a_context_of_as_many_cells() -> None:
+    found = facts(tiny_model())
+    asked = Asked(0, 1, kv_cells=512)
+    draft = Beside(draft_bytes=GIB, draft=found)
+    without, with_it = (
+        needs_of(GIB, 2048, found, asked, room=GIB, beside=each) for each in (Beside(), draft)
+    )
+    assert with_it.weights == without.weights + GIB
+    assert with_it.kv >= without.kv + 512 * found.kv_bytes_per_token(USUAL)
+    assert with_it.compute > without.compute
+    # A cache whose size is not set leaves room for the draft model's.
+    roomy = Asked(0, 1)
+    alone, drafted = (
+        needs_of(0, 1 << 24, found, roomy, room=GIB, beside=each).cells
+        for each in (Beside(), replace(draft, draft_bytes=0))
+    )
+    assert drafted < alone
+
+
+def test_the_context_of_deterministic_requests_counts_where_the_model_has_one_from_its_start() -> None:
+    found = facts(tiny_model())
+    asked = Asked(1024, 1, kv_cells=4096, prefill_cells=0)
+    without, with_it = (
+        needs_of(GIB, 2048, found, asked, room=GIB, beside=Beside(is_deterministic=each))
+        for each in (False, True)
+    )
+    assert with_it.kv == without.kv * (4096 + 1280) // 4096
+    assert with_it.compute > without.compute
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_what_an_engine_keeps_of_images_and_for_the_disk_counts_wherever_the_layers_are(
+    is_elsewhere: bool,
+) -> None:
+    found = facts(tiny_model())
+    asked = Asked(0, 1, kv_cells=512)
+    without, with_it = (
+        needs_of(
+            GIB, 2048, found, asked, room=GIB, beside=Beside(kept_bytes=n_bytes), is_elsewhere=is_elsewhere
+        ).total
+        for n_bytes in (0, GIB)
+    )
+    assert with_it == without + GIB

@@ -663,3 +663,22 @@ def test_what_is_found_was_kept_and_is_whole_and_budgets_hold(
         on_disk = sum(path.stat().st_size for path in Path(folder).glob("*/*.kv"))
         assert on_disk == tiers.used(Tier.DISK)[0]
         tiers.close()
+
+
+def test_a_lower_limit_has_the_least_used_and_the_least_urgent_leave_host_memory(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, IDENTITY)
+    tiers = tiers_of(4, disk, disk_states=4)
+    first, last = Waiting(1.0), Waiting(2.0)
+    tiers.keep(state_of(prompt(1)))
+    tiers.keep(state_of(prompt(2)))
+    for kind, owner in ((3, last), (4, first)):
+        assert tiers.hold(state_of(prompt(kind)), owner) == []
+    assert tiers.limit_host(3 * SIZE) == []
+    assert tiers.limit_host(SIZE + 1) == [last]
+    assert tiers.used(Tier.HOST) == (SIZE, 1)
+    settle(tiers, disk)
+    assert tiers.used(Tier.DISK)[1] == 3, "what leaves host memory goes to disk"
+    assert tiers.limit_host(0) == [first]
+    assert tiers.limit_host(9 * SIZE) == []
+    assert tiers.has_room(9 * SIZE, first.order)
+    tiers.close()

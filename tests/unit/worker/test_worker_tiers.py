@@ -667,3 +667,33 @@ def settle_disk(world: WorkerWorld) -> None:
     while (wait_s := world.engine.idle_s()) is not None:
         time.sleep(wait_s)
         world.settle()
+
+
+def test_a_request_whose_state_leaves_host_memory_is_computed_again() -> None:
+    world = world_of()
+    world.submit(item("a", prompt=PROMPT))
+    while not emitted(world, "a"):
+        world.settle()
+    preempt(world, "a", item("b", prompt=[1, 2, 3]))
+    run_out(world)
+    held = world.model.stats.host.bytes
+    assert held > 0
+    for n_bytes, kept in ((held, held), (held - 1, 0), (MEMORY, 0)):
+        world.model.limit_host(n_bytes)
+        assert world.model.host_limit.most >= n_bytes
+        world.settle()
+        assert (world.model.host_limit.most, world.model.stats.host.bytes) == (n_bytes, kept)
+    resume(world, "a")
+    assert run_out(world) > len(PROMPT)
+    assert emitted(world, "a") == answer_to(PROMPT)
+
+
+def test_a_cached_prefix_that_leaves_host_memory_is_forgotten() -> None:
+    world = world_of()
+    leave_behind(world, "a")
+    world.model.limit_host(1)
+    world.settle()
+    assert world.status().swap_bytes == 1
+    world.submit(item("b", prompt=[*PROMPT, 5, 6]))
+    assert run_out(world) == len(PROMPT) + 2
+    assert emitted(world, "b") == answer_to([*PROMPT, 5, 6])

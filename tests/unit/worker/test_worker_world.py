@@ -363,6 +363,7 @@ _ACTIONS = st.one_of(
     ),
     st.tuples(st.sampled_from(["preempt", "cancel"]), st.sampled_from(_NAMES)),
     st.tuples(st.just("lose"), st.integers(0, SEQUENCES - 1)),
+    st.tuples(st.just("limit"), st.sampled_from([0, 700, 1 << 20])),
     st.sampled_from([("step",), ("report",), ("step",), ("report",), ("interrupt",)]),
 )
 
@@ -382,6 +383,8 @@ def do(
                 resume(world, again(name, slot=slot, urgency_key=urgency_key, budget=budget))
             case ("lose", int(seq_id)):
                 world.lose(seq_id)
+            case ("limit", int(n_bytes)):
+                world.model.limit_host(n_bytes)
             case ("preempt", str(name)):
                 preempt(world, name)
             case ("cancel", str(name)):
@@ -457,6 +460,7 @@ def test_whatever_is_asked_in_whatever_order(
         assert resume(world, again(left[0], slot=slot)).accepted_request_ids == left[:1]
     world.settle()
     assert residences(world) == {}
+    assert world.model.host_limit.most == world.model.host_limit.now
     status = world.status()
     assert world.cache.used == status.kv_cells_cached
     assert len(world.cache.by_seq_id) == status.cached_sequences

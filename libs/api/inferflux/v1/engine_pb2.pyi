@@ -564,6 +564,27 @@ class EngineImage(_message.Message):
 Global___EngineImage: _TypeAlias = EngineImage  # noqa: Y015
 
 @_typing.final
+class EngineLimitHost(_message.Message):
+    """The engine keeps to this much host memory from now on, and answers with StepReport.host_limits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineLimitHost: _TypeAlias = EngineLimitHost  # noqa: Y015
+
+@_typing.final
 class EngineCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -575,6 +596,7 @@ class EngineCommand(_message.Message):
     FLUSH_FIELD_NUMBER: _builtins.int
     CLEAR_CACHE_FIELD_NUMBER: _builtins.int
     REPORT_CACHE_FIELD_NUMBER: _builtins.int
+    LIMIT_HOST_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     LOAD_ADAPTER_FIELD_NUMBER: _builtins.int
     UNLOAD_ADAPTER_FIELD_NUMBER: _builtins.int
@@ -595,6 +617,8 @@ class EngineCommand(_message.Message):
     @_builtins.property
     def report_cache(self) -> Global___EngineReportCache: ...
     @_builtins.property
+    def limit_host(self) -> Global___EngineLimitHost: ...
+    @_builtins.property
     def image(self) -> Global___EngineImage: ...
     @_builtins.property
     def load_adapter(self) -> Global___EngineAdapter: ...
@@ -611,15 +635,16 @@ class EngineCommand(_message.Message):
         flush: Global___EngineFlush | None = ...,
         clear_cache: Global___EngineClearCache | None = ...,
         report_cache: Global___EngineReportCache | None = ...,
+        limit_host: Global___EngineLimitHost | None = ...,
         image: Global___EngineImage | None = ...,
         load_adapter: Global___EngineAdapter | None = ...,
         unload_adapter: Global___EngineUnloadAdapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "limit_host", b"limit_host", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "limit_host", b"limit_host", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache", "image", "load_adapter", "unload_adapter"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache", "limit_host", "image", "load_adapter", "unload_adapter"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -650,6 +675,7 @@ class EngineReady(_message.Message):
     EMBEDDING_LENGTH_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
@@ -677,6 +703,8 @@ class EngineReady(_message.Message):
     takes_audio: _builtins.bool
     embedding_length: _builtins.int
     """Numbers of a vector; 0 of an engine that generates."""
+    host_bytes: _builtins.int
+    """Most host memory, as EngineConfig has it."""
     deterministic_error: _builtins.str
     """Why deterministic requests are refused, empty if they are not; absent unless EngineConfig.deterministic."""
     @_builtins.property
@@ -715,11 +743,12 @@ class EngineReady(_message.Message):
         embedding_length: _builtins.int = ...,
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
         paths: _abc.Iterable[_model_pb2.EnginePath] | None = ...,
+        host_bytes: _builtins.int = ...,
         deterministic_error: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deterministic_error: _TypeAlias = _typing.Literal["deterministic_error"]  # noqa: Y015
     _WhichOneofArgType__deterministic_error: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error"]  # noqa: Y015
@@ -1133,6 +1162,7 @@ class StepReport(_message.Message):
     CACHED_FIELD_NUMBER: _builtins.int
     LEDGER_REPAIRS_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
+    HOST_LIMITS_FIELD_NUMBER: _builtins.int
     WANTED_IMAGES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
@@ -1158,6 +1188,10 @@ class StepReport(_message.Message):
     @_builtins.property
     def cleared(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineCacheCleared]: ...
     @_builtins.property
+    def host_limits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Limits of host memory that it keeps to since the report before, as EngineLimitHost gave them, in order."""
+
+    @_builtins.property
     def wanted_images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Objects of images that requests wait for: answered by EngineImage."""
 
@@ -1176,12 +1210,13 @@ class StepReport(_message.Message):
         cached: _abc.Iterable[Global___CachedPrefix] | None = ...,
         ledger_repairs: _abc.Iterable[_builtins.str] | None = ...,
         cleared: _abc.Iterable[Global___EngineCacheCleared] | None = ...,
+        host_limits: _abc.Iterable[_builtins.int] | None = ...,
         wanted_images: _abc.Iterable[_builtins.str] | None = ...,
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "host_limits", b"host_limits", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -138,6 +138,7 @@ class Worker:
             self.started.set()
             self._update_readiness()
             own.add(asyncio.create_task(self._reports.run()))
+            own.add(asyncio.create_task(self.host.keep_dividing_tier()))
             done, _ = await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -222,6 +223,10 @@ async def _models_of(settings: WorkerSettings) -> list[_Wished]:
         InvalidArgument: a file cannot be used; names the setting.
     """
     wished: list[_Wished] = []
+    draft = None
+    if settings.draft_model is not None:
+        variable = "INFERFLUX_WORKER_DRAFT_MODEL"
+        draft = await _probed(settings.draft_model, variable, prefix=f"{variable} is ")
     if settings.model_path is not None:
         name = settings.model_name or model_name_of(settings.model_path.name)
         check_model_name(name, field="INFERFLUX_WORKER_MODEL_NAME" if settings.model_name else _MODEL_PATH)
@@ -230,10 +235,8 @@ async def _models_of(settings: WorkerSettings) -> list[_Wished]:
         mmproj = None
         if settings.mmproj_path is not None:
             mmproj = read_projection(settings.mmproj_path, field=_MMPROJ_PATH)
-        wished.append((file, Wish(name, is_pinned=True, is_own=True, mmproj=mmproj, chat_template=template)))
-    if settings.draft_model is not None:
-        variable = "INFERFLUX_WORKER_DRAFT_MODEL"
-        await _probed(settings.draft_model, variable, prefix=f"{variable} is ")
+        wish = Wish(name, is_pinned=True, is_own=True, mmproj=mmproj, draft=draft, chat_template=template)
+        wished.append((file, wish))
     if settings.config is not None:
         for path, wish in read_models(settings.config):
             file = await _probed(path, "INFERFLUX_CONFIG", chat_template=wish.chat_template)

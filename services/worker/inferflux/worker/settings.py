@@ -286,8 +286,9 @@ class WorkerSettings(HttpClientSettings):
     host_bytes: ByteCount = setting(
         2 << 30,
         "host memory for what leaves the KV cache: the state of preempted requests and of cached "
-        "prefixes; beyond it the least used prefixes, then the least urgent requests, go to disk or are "
-        "recomputed",
+        "prefixes, of all models of a worker process together, and no more than they leave of "
+        "`INFERFLUX_MODELS_BYTES`; beyond it the least used prefixes, then the least urgent requests, go to "
+        "disk or are recomputed",
         ge=0,
         le=_MOST_INT64,
         ordinary=True,

@@ -165,6 +165,7 @@ def _load(worker: _Worker, inbox: Inbox, note: ImageNote) -> Engine:
         prefix_sharing_reason=reason,
         has_chat_template=backend.vocab.chat_template is not None,
         disk_error=disk_error,
+        host_bytes=config.host_bytes,
         kv_bytes=backend.kv_bytes,
         constraint_error=constraints.why_not,
         speculation_error=backend.speculation_error,

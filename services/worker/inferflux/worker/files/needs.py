@@ -51,6 +51,27 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Parts that a model has beside its weights and its KV cache.
+
+    Attributes:
+        projector_bytes: of the file that encodes images for it.
+        kept_bytes: of encoded images, and of states that wait to be written to disk.
+        draft_bytes: of the file of its draft model. draft: what that says; None: there is none.
+        is_deterministic: whether it has a context of deterministic requests from its start.
+    """
+
+    projector_bytes: int = 0
+    kept_bytes: int = 0
+    draft_bytes: int = 0
+    draft: ModelFacts | None = None
+    is_deterministic: bool = False
+
+
+NOTHING = Beside()
+
+
+@dataclass(frozen=True, slots=True)
 class Needs:
     """Memory that a loaded model takes, in bytes.
 
@@ -92,7 +113,7 @@ def needs_of(
     asked: Asked,
     *,
     room: int,
-    projector_bytes: int = 0,
+    beside: Beside = NOTHING,
     is_elsewhere: bool = False,
 ) -> Needs:
     """Return what a model of `size_bytes` takes with the KV cache that it will have.
@@ -103,31 +124,43 @@ def needs_of(
     Args:
         trained_length: context length that the file states.
         room: bytes that models may take.
-        projector_bytes: of the file that encodes images for it.
-        is_elsewhere: whether the layers are on other machines: the embeddings alone are here.
+        is_elsewhere: whether the layers are on other machines: the embeddings alone are here, and a draft
+            model.
     """
+    kept = PROCESS_BYTES + beside.kept_bytes
+    files = beside.projector_bytes + beside.draft_bytes
+    drafted = CellShape(beside.draft.kv_bytes_per_token(USUAL), PHYSICAL_BATCH).bytes if beside.draft else 0
     if is_elsewhere:
         cells = whole_cells(wanted_cells(trained_length, facts, asked))
-        compute = PROCESS_BYTES + step_bytes(facts, cells)
-        return Needs(weights=facts.parts.input + projector_bytes, cells=cells, kv=0, compute=compute)
-    weights = size_bytes + projector_bytes
+        compute = kept + step_bytes(facts, cells) + _draft_step_bytes(beside, cells)
+        return Needs(facts.parts.input + files, cells, kv=cells * drafted, compute=compute)
+    weights = size_bytes + files
     cell = facts.kv_bytes_per_token(asked.types)
     length = asked.context_length or trained_length
+    kept_cell = CellShape(cell, PHYSICAL_BATCH).bytes
     wanted = wanted_cells(trained_length, facts, asked)
     if not (asked.kv_bytes or asked.kv_cells) and cell:
-        shape = CellShape(cell, PHYSICAL_BATCH)
         least = asked.context_length or min(wanted, FEWEST_CELLS)
-        wanted = max(min(wanted, max(room - weights, 0) // 2 // shape.bytes), least)
+        wanted = max(
+            min(wanted, max(room - weights - beside.kept_bytes, 0) // 2 // (kept_cell + drafted)), least
+        )
     cells = whole_cells(wanted)
     prefill = asked.prefill_cells
     if prefill is None:
         prefill = min(length, cells // PREFILL_PART, MOST_PREFILL_CELLS)
+    apart = whole_cells(min(length, cells) + 1) if beside.is_deterministic else 0
+    compute = kept + step_bytes(facts, cells) + _draft_step_bytes(beside, cells)
     return Needs(
         weights=weights,
         cells=cells,
-        kv=(cells + prefill) * CellShape(cell, PHYSICAL_BATCH).bytes,
-        compute=PROCESS_BYTES + step_bytes(facts, cells),
+        kv=(cells + prefill + apart) * kept_cell + cells * drafted,
+        compute=compute + (step_bytes(facts, apart) if apart else 0),
     )
+
+
+def _draft_step_bytes(beside: Beside, cells: int) -> int:
+    """Bytes that a step of the draft model computes with; 0 where there is none."""
+    return step_bytes(beside.draft, cells) if beside.draft is not None else 0
 
 
 def embedder_needs_of(size_bytes: int, trained_length: int, facts: ModelFacts, asked: Asked) -> Needs:

@@ -62,6 +62,7 @@ class Wish:
         devices: what is None in it: as the host's settings say.
         is_deterministic: whether requests that leave it open are; None: as the host's settings say.
         mmproj: its projector for images; None: it takes none.
+        draft: the file of its draft model; None: it has none.
         chat_template: the file of its template; None: its own file has it.
         role: unspecified: as the file says.
         adapters: that requests for it may choose.
@@ -79,6 +80,7 @@ class Wish:
     devices: DeviceWish = NO_WISH
     is_deterministic: bool | None = None
     mmproj: Projection | None = None
+    draft: ModelFile | None = None
     chat_template: Path | None = None
     role: model_pb2.ModelRole.ValueType = model_pb2.MODEL_ROLE_UNSPECIFIED
     adapters: tuple[AdapterWish, ...] = ()
@@ -111,6 +113,7 @@ class Wish:
                 self.is_deterministic if later.is_deterministic is None else later.is_deterministic
             ),
             mmproj=later.mmproj or self.mmproj,
+            draft=later.draft or self.draft,
             role=self.role,
             adapters=tuple({each.name: each for each in (*self.adapters, *later.adapters)}.values()),
         )
@@ -255,7 +258,12 @@ class Catalog:
     @property
     def free_bytes(self) -> int:
         """Return what no loaded model takes."""
-        return max(self.memory_bytes - sum(known.needs.total for known in self if known.is_held), 0)
+        return self.free_beside(0)
+
+    def free_beside(self, elsewhere: int) -> int:
+        """The same, where the models have this many of their bytes elsewhere, on GPUs."""
+        taken = sum(known.needs.total for known in self if known.is_held)
+        return max(self.memory_bytes - max(taken - elsewhere, 0), 0)
 
     def get(self, name: str) -> Known:
         """Raises:
@@ -301,13 +309,14 @@ class Catalog:
                 message = f"the model {known.name!r} is loaded, and not with this projector: unload it first"
                 raise Aborted(message, reason="MODEL_LOADED")
             was_deterministic = self._is_deterministic(found.wish)
-            if self._is_deterministic(wish) != was_deterministic and found.is_held:
+            is_computed_anew = self._is_deterministic(wish) != was_deterministic
+            if is_computed_anew and found.is_held:
                 is_now = "deterministic" if was_deterministic else "not deterministic"
                 message = f"the model {known.name!r} is loaded, and {is_now}: unload it first"
                 raise Aborted(message, reason="MODEL_LOADED")
             self._check_size(replace(found, wish=wish))
             found.wish, found.file, found.is_forgotten = wish, known.file, False
-            if (known.wish.has_sizes or is_seeing_anew) and not found.is_held:
+            if (known.wish.has_sizes or is_seeing_anew or is_computed_anew) and not found.is_held:
                 found.needs = known.needs
             if is_seeing_anew:
                 found.take_projector(known.card)

@@ -14,7 +14,7 @@ from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArg
 from inferflux.common.contract.models import load_retries
 from inferflux.common.contract.models.model_roles import embeds
 from inferflux.common.process import logs
-from inferflux.common.process.tasks import Background
+from inferflux.common.process.tasks import Background, until_next
 from inferflux.v1 import host_pb2, model_pb2
 from inferflux.worker.files.fit import PHYSICAL_BATCH
 from inferflux.worker.files.model_file import ModelFile
@@ -23,7 +23,9 @@ from inferflux.worker.model.residents import ResidentTable
 from inferflux.worker.processes.engine_host import EngineLoadError
 
 from .catalog import Catalog, Known, Wish
+from .heartbeat import HEARTBEAT_INTERVAL_S
 from .host_adapters import HostAdapters
+from .host_tier import Part, divide
 from .model_setup import engine_config, first_card, learnt, model_needs, with_trials
 from .model_worker import ModelWorker, Process
 from .registration import probed
@@ -192,6 +194,7 @@ class Host:
         self._workers[name] = worker
         known.reason = ""
         self._set(known, model_pb2.MODEL_STATE_LOADING)
+        self._divide_tier()
         self._on_loaded(worker.state.worker_id, worker.state.incarnation)
         self._serving[name] = self._background.start(self._serve(known, worker))
         log.info(
@@ -271,6 +274,29 @@ class Host:
             loop = asyncio.get_running_loop()
             self._preparing = loop.call_later(_LOOK_AHEAD_S, self._process.engines.prepare)
 
+    # Host memory for KV state
+
+    async def keep_dividing_tier(self) -> None:
+        """Divide host memory for KV state again and again, as engines use it, for ever."""
+        while True:
+            self._divide_tier()
+            await until_next(HEARTBEAT_INTERVAL_S)
+
+    def _divide_tier(self) -> None:
+        """Divide host memory for KV state among the engines: what is asked for, or what models leave."""
+        settings = self._process.settings
+        if settings.engine == "null":
+            return
+        models = {name: worker.model for name, worker in self._workers.items() if worker.model.has_host_tier}
+        on_gpus = sum(model.gpu_bytes for model in models.values())
+        budget = min(settings.host_bytes, self.catalog.free_beside(on_gpus))
+        limits = {name: model.host_limit for name, model in models.items()}
+        parts = {
+            name: Part(limit.now, limit.most, models[name].stats.host.bytes) for name, limit in limits.items()
+        }
+        for name, n_bytes in divide(budget, parts).items():
+            models[name].limit_host(n_bytes)
+
     # What follows
 
     async def _serve(self, known: Known, worker: ModelWorker) -> None:
@@ -297,6 +323,7 @@ class Host:
             if failure:
                 self._try_again_later(known)
             self._set(known, model_pb2.MODEL_STATE_FAILED if failure else model_pb2.MODEL_STATE_REGISTERED)
+            self._divide_tier()
         if known.is_forgotten:
             await self.forget(known.name)
         await self._on_change()
@@ -366,9 +393,12 @@ class Host:
 
     def _options(self, known: Known) -> ModelOptions:
         settings = self._process.settings
+        engine = with_trials(engine_config(settings, known), known.trials)
+        if settings.engine != "null":
+            engine.host_bytes = 0  # until it has its part
         return ModelOptions(
             name=known.name,
-            engine=with_trials(engine_config(settings, known), known.trials),
+            engine=engine,
             adapters=tuple(known.adapters.values()),
             load_limit_s=settings.load_limit_s,
             stuck_s=settings.stuck_s,

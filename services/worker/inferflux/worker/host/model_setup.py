@@ -11,6 +11,7 @@ from inferflux.worker.files.needs import (
     EMBEDDING_SLOTS,
     EMBEDDING_TOKENS,
     Asked,
+    Beside,
     Needs,
     embedder_needs_of,
     needs_of,
@@ -21,6 +22,8 @@ from .catalog import Known, Wish
 
 # Memory of encoded images that may be asked for again, of each model.
 _IMAGE_BYTES = 256 << 20
+# States that an engine with a disk tier may hold until they are written: `MOST_WAITING_BYTES` of its disk.
+WAITING_BYTES = 256 << 20
 
 
 def kv_types(settings: WorkerSettings) -> KvTypes:
@@ -51,9 +54,27 @@ def model_needs(settings: WorkerSettings, wish: Wish, file: ModelFile, *, room: 
         file.facts,
         asked,
         room=room,
-        projector_bytes=wish.mmproj.size_bytes if wish.mmproj is not None else 0,
+        beside=_beside(settings, wish),
         is_elsewhere=settings.device_wish.then(wish.devices).is_all_remote,
     )
+
+
+def _beside(settings: WorkerSettings, wish: Wish) -> Beside:
+    """Parts that a model which generates has beside its weights and its KV cache."""
+    has_disk = settings.disk_path is not None and settings.disk_bytes > 0
+    draft = wish.draft if wish.is_own else None
+    return Beside(
+        projector_bytes=wish.mmproj.size_bytes if wish.mmproj is not None else 0,
+        kept_bytes=(_IMAGE_BYTES if wish.mmproj is not None else 0) + (WAITING_BYTES if has_disk else 0),
+        draft_bytes=draft.size_bytes if draft is not None else 0,
+        draft=draft.facts if draft is not None else None,
+        is_deterministic=_is_deterministic(settings, wish),
+    )
+
+
+def _is_deterministic(settings: WorkerSettings, wish: Wish) -> bool:
+    """Whether requests of a model that leave it open are."""
+    return settings.deterministic if wish.is_deterministic is None else wish.is_deterministic
 
 
 def first_card(settings: WorkerSettings, wish: Wish, file: ModelFile, needs: Needs) -> model_pb2.ModelCard:
@@ -133,7 +154,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,
         prefix_cache=settings.prefix_cache,
-        deterministic=settings.deterministic if wish.is_deterministic is None else wish.is_deterministic,
+        deterministic=_is_deterministic(settings, wish),
         speculation=SOURCES[settings.speculation if is_own else "off"],
         draft_model_path=str(settings.draft_model) if is_own and settings.draft_model is not None else "",
         mmproj_path=str(wish.mmproj.path) if wish.mmproj is not None else "",
@@ -155,7 +176,7 @@ def _decisive(config: engine_pb2.EngineConfig) -> engine_pb2.EngineConfig:
     """Part of a configuration that trials depend on."""
     kept = engine_pb2.EngineConfig()
     kept.CopyFrom(config)
-    for field in ("trials", "worker_id", "disk_path", "adapters"):
+    for field in ("trials", "worker_id", "disk_path", "adapters", "host_bytes"):
         kept.ClearField(field)
     return kept
 

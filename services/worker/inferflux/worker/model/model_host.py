@@ -21,6 +21,7 @@ from inferflux.worker.processes.engine_host import DeathHandler, EngineHost, Rep
 from . import engine_log, request_log
 from .cache_clearing import CacheClearing
 from .engine_pace import Rates, Watchdog
+from .host_limit import HostLimit
 from .image_reads import ImageReads
 from .model_adapters import ModelAdapters
 from .model_card import learn_card, new_card
@@ -28,6 +29,7 @@ from .model_options import CacheCounts, CacheReports, EngineLink, MakeEngine, Mo
 from .residents import Limits, Refused, Resident, ResidentTable, request_key
 
 _WATCH_INTERVAL_S = 0.5
+_GPUS = frozenset({device_pb2.DEVICE_KIND_GPU, device_pb2.DEVICE_KIND_GROUP})
 # How long the step may take that the engine makes when it is told to flush.
 _FLUSH_STEP_S = 1.0
 _OF_EVERY_STEP = {engine_pb2.StepReport.DESCRIPTOR.fields_by_name[name] for name in ("emissions", "stats")}
@@ -41,6 +43,7 @@ class ModelHost:
     Attributes:
         card: what gateways and the scheduler learn of the model.
         residents: the requests that the engine has.
+        host_limit: of the engine's host memory.
         stats: the engine's latest figures.
         kv_bytes: memory that keys and values of all KV cells take; 0 until it is known.
         cache_counts: what was looked up in the engines' caches since the worker began.
@@ -69,6 +72,7 @@ class ModelHost:
         for adapter in options.adapters:
             self.adapters.take(adapter)
         self.residents = ResidentTable()
+        self.host_limit = HostLimit(options.engine.host_bytes)
         self.rates = Rates()
         self.stats = engine_pb2.StepStats()
         self.kv_bytes = 0
@@ -123,6 +127,21 @@ class ModelHost:
     def swap_bytes(self) -> int:
         """Most host memory for the state of swapped requests, and of cold prefixes."""
         return self._options.engine.host_bytes
+
+    @property
+    def has_host_tier(self) -> bool:
+        """Whether its engine keeps KV state in host memory."""
+        return not embeds(self._options.engine.role)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes that it has on GPUs of this machine, by llama.cpp; 0 until it is known."""
+        devices = self.device_context.devices if self.device_context is not None else ()
+        return sum(
+            d.weights_bytes + d.kv_bytes + d.compute_bytes
+            for d in devices
+            if d.kind in _GPUS and not d.endpoint
+        )
 
     async def run(self) -> None:
         """Keep an engine running until `stop`.
@@ -241,6 +260,14 @@ class ModelHost:
             unload = engine_pb2.EngineUnloadAdapter(digest=adapter.digest)
             self._engine.send(engine_pb2.EngineCommand(unload_adapter=unload))
 
+    def limit_host(self, n_bytes: int) -> None:
+        """Have the engine, and those after it, keep to this much host memory."""
+        if n_bytes != self.host_limit.now:
+            self._options.engine.host_bytes = n_bytes
+            self.host_limit.give(n_bytes)
+            limit = engine_pb2.EngineLimitHost(bytes=n_bytes)
+            self._engine.send(engine_pb2.EngineCommand(limit_host=limit))
+
     def report_cache(self) -> None:
         """Have the engine report all that it has cached once more."""
         self._engine.send(engine_pb2.EngineCommand(report_cache=engine_pb2.EngineReportCache()))
@@ -311,6 +338,8 @@ class ModelHost:
             if resident is not None:
                 request_log.finished(resident, ended)
                 await self._shared.events.finished(ended, resident)
+        for n_bytes in step.host_limits:
+            self.host_limit.taken(n_bytes)
         for name in step.wanted_images:
             self._images.begin(name)
         self._cache_reports.take_in(step.cached)
@@ -335,6 +364,7 @@ class ModelHost:
         if ready.HasField("trials"):
             # For the engine after this one.
             self._options.engine.trials.CopyFrom(ready.trials)
+        self.host_limit.taken(ready.host_bytes)
         learn_card(self.card, ready, projector=self._options.engine.mmproj_digest)
         self.kv_bytes = ready.kv_bytes
         self.device_context = ready.device_context
@@ -363,6 +393,7 @@ class ModelHost:
         """
         self._metrics.engine_died()
         self.why_not_ready = why
+        self.host_limit.died()
         self.stats = engine_pb2.StepStats()
         self._cache_reports.clear()
         self._clearing.on_engine_death()

@@ -298,6 +298,13 @@ class Memory:
         self.prefixes.keep(sequence.seq_id, sequence.origin.cache_scope, tokens)
         sequence.seq_id = NO_SEQ_ID
 
+    def limit_host(self, n_bytes: int) -> list[Sequence]:
+        """Keep to this much host memory from now on; returns which have to be computed again for that."""
+        losers = self._saved.limit_host(n_bytes)
+        for loser in losers:
+            self._discard(loser)
+        return losers
+
     def store(self, limit_s: float) -> tuple[int, int]:
         """Put what is worth it of the cached prefixes and of host memory on disk, within `limit_s`.
 

@@ -199,6 +199,10 @@ class SavedStates:
         self._tiers.resumed(sequence)
         return is_restored
 
+    def limit_host(self, n_bytes: int) -> list[Sequence]:
+        """Keep to this much host memory from now on; returns whose state was evicted for that."""
+        return self._tiers.limit_host(n_bytes)
+
     def leave(self, sequence: Sequence) -> None:
         """A sequence is gone; what was saved of it can serve others."""
         restore = sequence.restore

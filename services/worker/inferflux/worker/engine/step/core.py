@@ -192,6 +192,8 @@ class Engine(Shell[Sequence]):
                 self.unload_adapter(command.unload_adapter.digest)
             case "report_cache":
                 self.report_cache()
+            case "limit_host":
+                self.limit_host(command.limit_host.bytes)
             case _:
                 super().obey(command)
 
@@ -228,6 +230,13 @@ class Engine(Shell[Sequence]):
             cleared.host_states, cleared.host_bytes = freed[Tier.HOST]
             cleared.disk_states, cleared.disk_bytes = freed[Tier.DISK]
         self._report.step.cleared.add(id=command.id, cleared=cleared)
+        self._report.has_news = True
+
+    def limit_host(self, n_bytes: int) -> None:
+        """Keep to this much host memory, and report that. Sequences whose state leaves are computed again."""
+        for sequence in self._memory.limit_host(n_bytes):
+            self._report.computed(sequence)
+        self._report.step.host_limits.append(n_bytes)
         self._report.has_news = True
 
     def load_adapter_now(self, adapter: engine_pb2.EngineAdapter) -> engine_pb2.EngineAdapterLoaded:

@@ -6,6 +6,7 @@ on disk when that is full. What a sequence does not find in the KV cache it may 
 
 from __future__ import annotations
 
+import math
 from typing import Generic
 
 from inferflux.common.contract.callers.cache_scope import is_within
@@ -22,6 +23,8 @@ from .state_files import StateFiles
 
 # A prefix that shares its beginning with a kept one adds this part of its tokens at least.
 _LEAST_NEW = 1 / 8
+# Comes before every sequence.
+_MOST_URGENT: Order = (-math.inf, -1)
 
 
 class Tiers(Generic[S]):
@@ -195,6 +198,18 @@ class Tiers(Generic[S]):
         self._by_owner[owner] = kept
         self.preempted_bytes += kept.n_bytes
         self._host.hold(kept, kept.n_bytes, owner.order)
+        return owners
+
+    def limit_host(self, n_bytes: int) -> list[S]:
+        """Keep to this much host memory from now on.
+
+        Returns:
+            Whose state was evicted for that.
+        """
+        self._host.limit = n_bytes
+        losers = self._host.losers(0, _MOST_URGENT) or []
+        owners = [kept.owner for kept in losers if kept.owner is not None]
+        self._evict(losers)
         return owners
 
     def resumed(self, owner: S) -> None:
