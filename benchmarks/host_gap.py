@@ -25,7 +25,7 @@ from rich.table import Table
 
 from inferflux.common.process.child.frames import ChildEnd
 from inferflux.v1 import engine_pb2, worker_pb2
-from inferflux.worker.engine.__main__ import Inbox, serve_step
+from inferflux.worker.engine.__main__ import Inbox, Outbox, serve_step
 from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
 from inferflux.worker.engine.llama.batch import Batch
 from inferflux.worker.engine.llama.trials import Timing
@@ -152,17 +152,18 @@ def us_per_token(case: Case, backend: Any, steps: int, rounds: int) -> float:
         reader = subprocess.Popen(["/bin/cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         engine = Engine(backend, worker_id="bench", tiers=Tiers.off(), max_itl_factor=5.0, step_limit_s=10.0)
         channel = ChildEnd(ours, engine_pb2.EngineCommand.FromString)
-        inbox = Inbox(channel)
+        inbox, outbox = Inbox(channel), Outbox(channel)
         for index in range(case.batch):
             engine.start(item_of(index, case.kind))
         for _ in range(_WARM_UP_STEPS):
-            serve_step(engine, channel, inbox)
+            serve_step(engine, channel, inbox, outbox)
         times = []
         for _ in range(rounds):
             began = time.perf_counter()
             for _ in range(steps):
-                serve_step(engine, channel, inbox)
+                serve_step(engine, channel, inbox, outbox)
             times.append((time.perf_counter() - began) / (steps * case.batch))
+        outbox.send()
         ours.shutdown(socket.SHUT_WR)
         reader.wait()
     return min(times) * 1e6

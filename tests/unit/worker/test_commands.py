@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from inferflux.common.process.child.frames import ChildEnd, pack
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine import __main__ as engine_main
-from inferflux.worker.engine.__main__ import Inbox
+from inferflux.worker.engine.__main__ import Inbox, Outbox
 from inferflux.worker.engine.step.commands import is_more_urgent
 
 Command = engine_pb2.EngineCommand
@@ -65,3 +67,45 @@ def test_that_the_worker_is_gone_is_raised_between_steps_alone(pair: tuple[socke
     assert list(inbox.arrived()) == []
     with pytest.raises(EOFError):
         list(inbox.take(0.0))
+
+
+Report = engine_pb2.EngineReport
+
+
+def report(token: int, **parts: Any) -> engine_pb2.EngineReport:
+    step = engine_pb2.StepReport(**parts)
+    step.emissions.add(key="a", generated_tokens=token)
+    return Report(step=step)
+
+
+@pytest.mark.parametrize(("together_s", "sent"), [(0.0, 1), (math.inf, 0)])
+def test_reports_of_steps_that_take_no_time_go_together(
+    together_s: float, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_main, "_TOGETHER_S", together_s)
+    parent, child = socket.socketpair()
+    with parent, child:
+        outbox, worker = Outbox(ChildEnd(child, Command.FromString)), ChildEnd(parent, Report.FromString)
+        outbox.add(report(1))
+        assert list(worker.arrived(0.0)) == [report(1)][:sent]
+        outbox.add(report(2))
+        outbox.send()
+        outbox.send()
+        assert list(worker.arrived(0.0)) == [report(1), report(2)][sent:]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"finished": [engine_pb2.EngineFinished(key="b")]},
+        {"residences": [engine_pb2.EngineResidence(key="b")]},
+    ],
+)
+def test_no_end_waits_for_a_step(parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_main, "_TOGETHER_S", math.inf)
+    parent, child = socket.socketpair()
+    with parent, child:
+        outbox, worker = Outbox(ChildEnd(child, Command.FromString)), ChildEnd(parent, Report.FromString)
+        outbox.add(report(1))
+        outbox.add(report(2, **parts))
+        assert list(worker.arrived(0.0)) == [report(1), report(2, **parts)]

@@ -43,6 +43,8 @@ from .tiers.tiers import Tiers
 _Worker = ChildEnd[engine_pb2.EngineCommand]
 # While a long step is computed, commands are looked at this often.
 _LOOK_EVERY_S = 0.002
+# Reports go out at least this often.
+_TOGETHER_S = 0.002
 # After the worker is gone: for what its requests have computed, and until this process ends in any case.
 _RESCUE_S = 0.3
 _GRACE_S = 1.0
@@ -85,36 +87,71 @@ class Inbox:
         return new
 
 
+class Outbox:
+    """Reports on their way to the worker.
+
+    Those of steps that take no time go together: a message wakes a process up at each hop to the reader, and
+    each takes a core from the engine for longer than such a step.
+
+    Args:
+        worker: this process's end.
+    """
+
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
+        self._waiting: list[engine_pb2.EngineReport] = []
+        self._sent_s = 0.0
+
+    def add(self, report: engine_pb2.EngineReport) -> None:
+        """Send a report: with the next one, if it has but tokens of requests that go on, and the last one is
+        no older than a short step."""
+        self._waiting.append(report)
+        step = report.step
+        if step.finished or step.residences or time.monotonic() - self._sent_s >= _TOGETHER_S:
+            self.send()
+
+    def send(self) -> None:
+        """Send all that waits."""
+        if self._waiting:
+            self._worker.send(*self._waiting)
+            self._waiting.clear()
+            self._sent_s = time.monotonic()
+
+
 def run(worker: _Worker, note: ImageNote) -> None:
     """Serve until the worker closes its end."""
     heap.set_apart()
-    inbox = Inbox(worker)
+    inbox, outbox = Inbox(worker), Outbox(worker)
     engine = _load(worker, inbox, note)
     try:
         while True:
-            serve_step(engine, worker, inbox)
+            serve_step(engine, worker, inbox, outbox)
     except (EOFError, ConnectionError):
         engine.rescue(_RESCUE_S)
     finally:
         engine.close()
 
 
-def serve_step(engine: Engine, worker: _Worker, inbox: Inbox) -> None:
+def serve_step(engine: Engine, worker: _Worker, inbox: Inbox, outbox: Outbox) -> None:
     """Take up what arrived, make a step, and report it; then look after the KV cache."""
-    for command in inbox.take(engine.idle_s()):
+    idle_s = engine.idle_s()
+    if idle_s != 0:
+        outbox.send()
+    for command in inbox.take(idle_s):
         if command.HasField("flush"):
+            outbox.send()
             worker.send(engine.flush(command.flush.limit_ms / 1000))
         engine.obey(command)
     engine.step()
-    _report(engine, worker)
+    _report(engine, outbox)
     if engine.check_ledger():
-        _report(engine, worker)
+        _report(engine, outbox)
 
 
-def _report(engine: Engine, worker: _Worker) -> None:
+def _report(engine: Engine, outbox: Outbox) -> None:
     report = engine.take_report()
     if report is not None:
-        worker.send(report)
+        outbox.add(report)
 
 
 def _load(worker: _Worker, inbox: Inbox, note: ImageNote) -> Engine:

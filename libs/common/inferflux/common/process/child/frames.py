@@ -67,9 +67,9 @@ class ChildEnd(Generic[_Received]):
         while (payload := self._next()) is not None:
             yield self._parse(payload)
 
-    def send(self, message: Message) -> None:
-        """Send a message; waits while the parent takes nothing."""
-        self._sock.sendall(pack(message))
+    def send(self, *messages: Message) -> None:
+        """Send messages in one go; waits while the parent takes nothing."""
+        self._sock.sendall(b"".join(map(pack, messages)))
 
     def _read(self) -> None:
         data = self._sock.recv(_READ_SIZE)
