@@ -38,6 +38,16 @@ def test_an_answer_that_does_not_hold_ends_the_one_before() -> None:
     assert keys.ceiling(ALICE) == 4
 
 
+def test_a_call_that_counts_nowhere_changes_no_answer() -> None:
+    keys = KnownKeys()
+    keys.admitted(ALICE, "inference", CALLER, max_priority=4, asked_s=0.0, valid_s=None)
+    assert keys.holder(ALICE, "inference", 0.0) is None
+    admit(keys)
+    keys.admitted(ALICE, "inference", CALLER, max_priority=3, asked_s=0.1, valid_s=None)
+    assert keys.holder(ALICE, "inference", 0.2) is CALLER
+    assert keys.ceiling(ALICE) == 3
+
+
 def test_after_a_change_no_answer_to_an_earlier_question_holds() -> None:
     keys = KnownKeys()
     admit(keys, at_s=1.0)

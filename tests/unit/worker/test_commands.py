@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from inferflux.common.process.child.frames import ChildEnd, pack
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine import __main__ as engine_main
-from inferflux.worker.engine.__main__ import Inbox, Outbox
+from inferflux.worker.engine.__main__ import Inbox, Outbox, serve_step
 from inferflux.worker.engine.step.commands import is_more_urgent
+from inferflux.worker.engine.step.core import Engine
 
 Command = engine_pb2.EngineCommand
 
@@ -109,3 +111,47 @@ def test_no_end_waits_for_a_step(parts: dict[str, Any], monkeypatch: pytest.Monk
         outbox.add(report(1))
         outbox.add(report(2, **parts))
         assert list(worker.arrived(0.0)) == [report(1), report(2, **parts)]
+
+
+class Steps:
+    """An engine of one request that reports each step."""
+
+    def __init__(
+        self, *reports: engine_pb2.EngineReport | None, is_prefilling: bool, idle_s: float | None
+    ) -> None:
+        self.running = {0: SimpleNamespace(is_prefilling=is_prefilling)}
+        self._reports = list(reports)
+        self._idle_s = idle_s
+
+    def idle_s(self) -> float | None:
+        return self._idle_s
+
+    def step(self) -> None:
+        self.sent_before = self.look()
+
+    def take_report(self) -> engine_pb2.EngineReport | None:
+        return self._reports.pop(0)
+
+    def check_ledger(self) -> bool:
+        return False
+
+    look: Callable[[], list[engine_pb2.EngineReport]]
+
+
+@pytest.mark.parametrize(
+    ("is_prefilling", "idle_s", "sent"), [(False, 0.0, []), (True, 0.0, [1]), (False, 0.001, [1])]
+)
+def test_no_report_waits_for_a_long_step_or_an_idle_engine(
+    *, is_prefilling: bool, idle_s: float, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_main, "_TOGETHER_S", math.inf)
+    parent, child = socket.socketpair()
+    with parent, child:
+        channel, worker = ChildEnd(child, Command.FromString), ChildEnd(parent, Report.FromString)
+        engine, outbox = Steps(None, is_prefilling=is_prefilling, idle_s=idle_s), Outbox(channel)
+        engine.look = lambda: list(worker.arrived(0.0))
+        outbox.add(report(1))
+        serve_step(cast("Engine", engine), channel, Inbox(channel), outbox)
+        assert engine.sent_before == [report(token) for token in sent]
+        # A step that did nothing has no report, and none may come for long.
+        assert engine.sent_before + list(worker.arrived(0.0)) == [report(1)]

@@ -165,6 +165,7 @@ class Failing:
             residents=SimpleNamespace(kept_chunks=lambda _now: {}),
             why_not_ready="loading the model",
             has_host_tier=False,
+            gpu_bytes=0,
         )
 
     async def run(self) -> None:

@@ -217,6 +217,9 @@ def test_the_context_of_deterministic_requests_counts_where_the_model_has_one_fr
     )
     assert with_it.kv == without.kv * (4096 + 1280) // 4096
     assert with_it.compute > without.compute
+    # A cache whose size is not set leaves room for it.
+    roomy = needs_of(0, 1 << 40, found, Asked(0, 1), room=GIB, beside=Beside(is_deterministic=True))
+    assert roomy.kv < GIB * 3 // 4
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])

@@ -27,7 +27,7 @@ _ADMITS, _SETTLES, _RESERVES = 4, 2, 16
 
 
 class Admission:
-    """Asks the policy service. While that does not answer, every call is refused.
+    """Asks the policy service. While that does not answer, calls are refused that no earlier answer covers.
 
     Policy is asked about a bounded number of calls at a time, in few questions. The others wait in order, and
     the time limit of a question counts from when it is sent, so a burst is answered late instead of refused.
@@ -109,7 +109,7 @@ class Admission:
             caller,
             max_priority=priorities.HIGHEST if caller.max_priority is None else caller.max_priority,
             asked_s=asked_s,
-            valid_s=answer.valid_ms / 1000,
+            valid_s=answer.valid_ms / 1000 if context.is_counted else None,
         )
         return caller
 

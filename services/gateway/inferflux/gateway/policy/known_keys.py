@@ -52,20 +52,28 @@ class KnownKeys:
         return None
 
     def admitted(
-        self, key: bytes, scope: str, caller: Caller, *, max_priority: int, asked_s: float, valid_s: float
+        self,
+        key: bytes,
+        scope: str,
+        caller: Caller,
+        *,
+        max_priority: int,
+        asked_s: float,
+        valid_s: float | None,
     ) -> None:
         """Policy has admitted a key.
 
         Args:
             asked_s: when the question was sent.
-            valid_s: for how long from then on its answer holds; 0: for this call alone.
+            valid_s: for how long from then on its answer holds; 0: for this call alone; None for a call that
+                counts nowhere, of which nothing follows for others.
         """
         known = self._known.setdefault(key, _Known(max_priority))
         known.max_priority = max_priority
-        if valid_s > 0 and asked_s > self._changed_s:
-            known.holders[scope] = (asked_s + valid_s, caller)
-        else:
+        if valid_s is not None:
             known.holders.pop(scope, None)
+        if valid_s and asked_s > self._changed_s:
+            known.holders[scope] = (asked_s + valid_s, caller)
         self._known.move_to_end(key)
         if len(self._known) > self._most:
             self._known.popitem(last=False)

@@ -43,7 +43,7 @@ from .tiers.tiers import Tiers
 _Worker = ChildEnd[engine_pb2.EngineCommand]
 # While a long step is computed, commands are looked at this often.
 _LOOK_EVERY_S = 0.002
-# Reports go out at least this often.
+# A report waits for others if one was sent within this time.
 _TOGETHER_S = 0.002
 # After the worker is gone: for what its requests have computed, and until this process ends in any case.
 _RESCUE_S = 0.3
@@ -90,7 +90,7 @@ class Inbox:
 class Outbox:
     """Reports on their way to the worker.
 
-    Those of steps that take no time go together: a message wakes a process up at each hop to the reader, and
+    Those of short steps of decoding go together: a message wakes a process up at each hop to the reader, and
     each takes a core from the engine for longer than such a step.
 
     Args:
@@ -102,9 +102,14 @@ class Outbox:
         self._waiting: list[engine_pb2.EngineReport] = []
         self._sent_s = 0.0
 
+    @property
+    def has_waiting(self) -> bool:
+        """True if a report waits."""
+        return bool(self._waiting)
+
     def add(self, report: engine_pb2.EngineReport) -> None:
-        """Send a report: with the next one, if it has but tokens of requests that go on, and the last one is
-        no older than a short step."""
+        """Send a report at once, if one ends or changes its place in it, or if none was sent for 2 ms. Others
+        wait for the next one."""
         self._waiting.append(report)
         step = report.step
         if step.finished or step.residences or time.monotonic() - self._sent_s >= _TOGETHER_S:
@@ -128,6 +133,9 @@ def run(worker: _Worker, note: ImageNote) -> None:
             serve_step(engine, worker, inbox, outbox)
     except (EOFError, ConnectionError):
         engine.rescue(_RESCUE_S)
+    except DecodeError:
+        outbox.send()
+        raise
     finally:
         engine.close()
 
@@ -142,6 +150,8 @@ def serve_step(engine: Engine, worker: _Worker, inbox: Inbox, outbox: Outbox) ->
             outbox.send()
             worker.send(engine.flush(command.flush.limit_ms / 1000))
         engine.obey(command)
+    if outbox.has_waiting and any(sequence.is_prefilling for sequence in engine.running.values()):
+        outbox.send()  # a step with a prompt is no short one
     engine.step()
     _report(engine, outbox)
     if engine.check_ledger():
@@ -150,7 +160,9 @@ def serve_step(engine: Engine, worker: _Worker, inbox: Inbox, outbox: Outbox) ->
 
 def _report(engine: Engine, outbox: Outbox) -> None:
     report = engine.take_report()
-    if report is not None:
+    if report is None:
+        outbox.send()
+    else:
         outbox.add(report)
 
 

@@ -141,9 +141,8 @@ def needs_of(
     wanted = wanted_cells(trained_length, facts, asked)
     if not (asked.kv_bytes or asked.kv_cells) and cell:
         least = asked.context_length or min(wanted, FEWEST_CELLS)
-        wanted = max(
-            min(wanted, max(room - weights - beside.kept_bytes, 0) // 2 // (kept_cell + drafted)), least
-        )
+        of_cell = kept_cell * (2 if beside.is_deterministic else 1) + drafted
+        wanted = max(min(wanted, max(room - weights - beside.kept_bytes, 0) // 2 // of_cell), least)
     cells = whole_cells(wanted)
     prefill = asked.prefill_cells
     if prefill is None:

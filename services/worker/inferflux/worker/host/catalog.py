@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -258,12 +258,13 @@ class Catalog:
     @property
     def free_bytes(self) -> int:
         """Return what no loaded model takes."""
-        return self.free_beside(0)
+        return self.free_beside({})
 
-    def free_beside(self, elsewhere: int) -> int:
-        """The same, where the models have this many of their bytes elsewhere, on GPUs."""
-        taken = sum(known.needs.total for known in self if known.is_held)
-        return max(self.memory_bytes - max(taken - elsewhere, 0), 0)
+    def free_beside(self, on_gpus: Mapping[str, int]) -> int:
+        """The same, where models have so many of their bytes on GPUs, by name."""
+        held = (known for known in self if known.is_held)
+        taken = sum(max(known.needs.total - on_gpus.get(known.name, 0), 0) for known in held)
+        return max(self.memory_bytes - taken, 0)
 
     def get(self, name: str) -> Known:
         """Raises:

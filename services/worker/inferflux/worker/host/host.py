@@ -287,9 +287,10 @@ class Host:
         settings = self._process.settings
         if settings.engine == "null":
             return
-        models = {name: worker.model for name, worker in self._workers.items() if worker.model.has_host_tier}
-        on_gpus = sum(model.gpu_bytes for model in models.values())
+        models = {name: worker.model for name, worker in self._workers.items()}
+        on_gpus = {name: model.gpu_bytes for name, model in models.items()}
         budget = min(settings.host_bytes, self.catalog.free_beside(on_gpus))
+        models = {name: model for name, model in models.items() if model.has_host_tier}
         limits = {name: model.host_limit for name, model in models.items()}
         parts = {
             name: Part(limit.now, limit.most, models[name].stats.host.bytes) for name, limit in limits.items()

@@ -73,7 +73,7 @@ def _beside(settings: WorkerSettings, wish: Wish) -> Beside:
 
 
 def _is_deterministic(settings: WorkerSettings, wish: Wish) -> bool:
-    """Whether requests of a model that leave it open are."""
+    """True if requests of a model that leave it open are."""
     return settings.deterministic if wish.is_deterministic is None else wish.is_deterministic
 
 

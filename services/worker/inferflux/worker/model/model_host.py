@@ -126,11 +126,11 @@ class ModelHost:
     @property
     def swap_bytes(self) -> int:
         """Most host memory for the state of swapped requests, and of cold prefixes."""
-        return self._options.engine.host_bytes
+        return self.host_limit.now
 
     @property
     def has_host_tier(self) -> bool:
-        """Whether its engine keeps KV state in host memory."""
+        """True if its engine keeps KV state in host memory."""
         return not embeds(self._options.engine.role)
 
     @property

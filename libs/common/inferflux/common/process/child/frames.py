@@ -116,7 +116,8 @@ class ParentEnd(Generic[_Received]):
 
     def send(self, message: Message) -> None:
         """Queue a message; it is lost without an error if the child is gone, which `messages` tells."""
-        self._writer.write(pack(message))
+        if not self._writer.is_closing():
+            self._writer.write(pack(message))
 
     async def messages(self) -> AsyncIterator[_Received]:
         """Every message until the child ends."""

@@ -204,7 +204,7 @@ class Tiers(Generic[S]):
         """Keep to this much host memory from now on.
 
         Returns:
-            Whose state was evicted for that.
+            The owners of the states that were evicted for that.
         """
         self._host.limit = n_bytes
         losers = self._host.losers(0, _MOST_URGENT) or []
