@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from inferflux.common.contract import partitions, subjects
@@ -46,45 +47,27 @@ _INACTIVE_S = 2 * _EXPIRES_S
 _MAKING_TRIES = 5
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Job:
     """A job, held until `ack` or `term`.
 
     Attributes:
-        sequence: its place in the queue, rising.
         is_inherited: it may have gone to a consumer before this one.
         received_unix_s: when it came here, by the clock of this host.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_consumer",
-        "data",
-        "headers",
-        "is_inherited",
-        "key",
-        "received_unix_s",
-        "reply",
-        "sequence",
-    )
+    _consumer: JobConsumer
+    key: tuple[int, int]
+    data: bytes
+    headers: Mapping[str, str]
+    reply: str
+    is_inherited: bool = False
+    received_unix_s: float = field(default_factory=time.time)
 
-    def __init__(
-        self,
-        consumer: JobConsumer,
-        delivery: Delivery,
-        data: bytes,
-        headers: Mapping[str, str],
-        reply: str,
-        *,
-        is_inherited: bool = False,
-    ) -> None:
-        self._consumer = consumer
-        self.key = delivery.key
-        self.reply = reply
-        self.data = data
-        self.headers = headers
-        self.sequence = delivery.sequence
-        self.is_inherited = is_inherited
-        self.received_unix_s = time.time()
+    @property
+    def sequence(self) -> int:
+        """Its place in the queue, rising."""
+        return self.key[0]
 
     @property
     def stored_unix_s(self) -> float:
@@ -291,7 +274,7 @@ class JobConsumer:
                 log.debug("could not repeat an acknowledgement", sequence=delivery.sequence)
         else:
             is_inherited = delivery.sequence <= self._inherited_through
-            job = Job(self, delivery, data, headers, reply, is_inherited=is_inherited)
+            job = Job(self, delivery.key, data, headers, reply, is_inherited=is_inherited)
             self._held[job.key] = job
             self._buffer.append(job)
             self._arrived.set()
