@@ -261,7 +261,7 @@ class Catalog:
         return self.free_beside({})
 
     def free_beside(self, on_gpus: Mapping[str, int]) -> int:
-        """The same, where models have so many of their bytes on GPUs, by name."""
+        """The same without counting bytes on GPUs, which are given by model."""
         held = (known for known in self if known.is_held)
         taken = sum(max(known.needs.total - on_gpus.get(known.name, 0), 0) for known in held)
         return max(self.memory_bytes - taken, 0)
