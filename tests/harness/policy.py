@@ -10,9 +10,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import grpc.aio
@@ -82,6 +83,16 @@ class PolicyProcess:
         self.channel = grpc_client.channel(f"127.0.0.1:{self.port}")
         self.stranger = policy_pb2_grpc.PolicyServiceStub(self.channel)
         self.stub = AsService(self.stranger)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Start it; gives it once it is ready, and closes it afterwards."""
+        self.start()
+        try:
+            await self.wait_ready()
+            yield self
+        finally:
+            await self.close()
 
     def start(self) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("INFERFLUX_")}

@@ -36,12 +36,8 @@ async def policy(
 ) -> AsyncIterator[PolicyProcess]:
     directory = tmp_path_factory.mktemp("policy")
     process = PolicyProcess(directory, valkey_url, INFERFLUX_POLICY_BOOTSTRAP_KEY=admin_key)
-    process.start()
-    try:
-        await process.wait_ready()
+    async with process.running():
         yield process
-    finally:
-        await process.close()
 
 
 @pytest.fixture(scope="session")

@@ -21,13 +21,8 @@ ADMITTED = 'inferflux_policy_admissions_total{outcome="admitted"}'
 async def own_policy(
     tmp_path_factory: pytest.TempPathFactory, valkey_url: str
 ) -> AsyncIterator[PolicyProcess]:
-    process = PolicyProcess(tmp_path_factory.mktemp("policy"), valkey_url)
-    process.start()
-    try:
-        await process.wait_ready()
+    async with PolicyProcess(tmp_path_factory.mktemp("policy"), valkey_url).running() as process:
         yield process
-    finally:
-        await process.close()
 
 
 @pytest.fixture

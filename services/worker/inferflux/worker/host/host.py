@@ -290,10 +290,10 @@ class Host:
         models = {name: worker.model for name, worker in self._workers.items()}
         on_gpus = {name: model.gpu_bytes for name, model in models.items()}
         budget = min(settings.host_bytes, self.catalog.free_beside(on_gpus))
-        models = {name: model for name, model in models.items() if model.has_host_tier}
-        limits = {name: model.host_limit for name, model in models.items()}
         parts = {
-            name: Part(limit.now, limit.most, models[name].stats.host.bytes) for name, limit in limits.items()
+            name: Part(model.host_limit.now, model.host_limit.most, model.stats.host.bytes)
+            for name, model in models.items()
+            if model.has_host_tier
         }
         for name, n_bytes in divide(budget, parts).items():
             models[name].limit_host(n_bytes)
@@ -394,12 +394,9 @@ class Host:
 
     def _options(self, known: Known) -> ModelOptions:
         settings = self._process.settings
-        engine = with_trials(engine_config(settings, known), known.trials)
-        if settings.engine != "null":
-            engine.host_bytes = 0  # until it has its part
         return ModelOptions(
             name=known.name,
-            engine=engine,
+            engine=with_trials(engine_config(settings, known), known.trials),
             adapters=tuple(known.adapters.values()),
             load_limit_s=settings.load_limit_s,
             stuck_s=settings.stuck_s,

@@ -133,7 +133,8 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         worker_id=known.worker_id,
         slots=slots,
         sequences=settings.sequences_for(slots),
-        host_bytes=settings.host_bytes,
+        # An engine of llama.cpp has none until it has its part of the budget.
+        host_bytes=settings.host_bytes if settings.engine == "null" else 0,
         host_eviction=settings.host_eviction,
         disk_path="" if disk is None else str(disk),
         disk_bytes=settings.disk_bytes,
