@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -15,11 +15,19 @@ from harness.policy import SERVICE_KEY
 
 from inferflux.common.calls import grpc_client
 from inferflux.common.calls.calls import CallContext
-from inferflux.common.contract.errors import InvalidArgument, ResourceExhausted, Unauthenticated, to_status
+from inferflux.common.contract.errors import (
+    InferFluxError,
+    InvalidArgument,
+    ResourceExhausted,
+    Unauthenticated,
+    to_status,
+)
 from inferflux.gateway.policy.admission import Admission
+from inferflux.gateway.policy.caller import Caller
 from inferflux.v1 import model_pb2, policy_pb2
 
 CALL = CallContext("r1", credential="ifx_" + "A" * 43)
+COUNTED = replace(CALL, is_counted=True)
 
 
 class SlowPolicy:
@@ -30,6 +38,8 @@ class SlowPolicy:
     def __init__(self) -> None:
         self.asked = 0
         self.max_priority: int | None = None
+        self.valid_ms = 0
+        self.is_revoked = False
         self.n_at_once = self.most_at_once = 0
         self.settled: list[list[str]] = []
         self._lock = asyncio.Lock()
@@ -41,8 +51,13 @@ class SlowPolicy:
         async with self._lock:
             await asyncio.sleep(self.answer_s)
         self.n_at_once -= 1
+        if self.is_revoked:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "revoked")
         return policy_pb2.AdmitResponse(
-            tenant="acme", key_id="key_0123456789abcdef", max_priority=self.max_priority
+            tenant="acme",
+            key_id="key_0123456789abcdef",
+            max_priority=self.max_priority,
+            valid_ms=self.valid_ms,
         )
 
     async def AdmitMany(  # noqa: N802
@@ -121,6 +136,46 @@ async def test_calls_wait_for_a_slow_policy_longer_than_one_answer_may_take(slow
     callers = await asyncio.gather(*(admission.admit("inference", CALL) for _ in range(150)))
     assert {caller.tenant for caller in callers} == {"acme"}
     assert slow.policy.most_at_once <= 4
+
+
+async def test_calls_of_a_key_share_an_answer_that_holds_for_others(slow: Slow) -> None:
+    """The answers of this policy are older than they hold when they come."""
+    slow.policy.valid_ms = 1
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0)
+    await admission.admit("inference", COUNTED)
+    callers = await asyncio.gather(*(admission.admit("inference", COUNTED) for _ in range(200)))
+    assert {caller.tenant for caller in callers} == {"acme"}
+    assert slow.policy.asked <= 4
+
+
+async def test_policy_is_asked_about_each_call_where_its_answers_hold_for_one(slow: Slow) -> None:
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0)
+    for _ in range(2):
+        await asyncio.gather(*(admission.admit("inference", COUNTED) for _ in range(20)))
+    assert slow.policy.asked == 40
+
+
+async def test_calls_that_wait_for_an_answer_learn_that_the_key_was_revoked(slow: Slow) -> None:
+    slow.policy.valid_ms = 1
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0)
+    await admission.admit("inference", COUNTED)
+    await asyncio.sleep(0.01)
+    slow.policy.is_revoked = True
+    calls = [admission.admit("inference", COUNTED) for _ in range(4)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(answer, InferFluxError) for answer in answers)
+
+
+async def test_a_call_that_leaves_does_not_take_the_answer_of_others_along(slow: Slow) -> None:
+    slow.policy.valid_ms = 1
+    admission = Admission(slow.channel, service_key=SERVICE_KEY, timeout_s=5.0)
+    await admission.admit("inference", COUNTED)
+    calls = [asyncio.create_task(admission.admit("inference", COUNTED)) for _ in range(10)]
+    await asyncio.sleep(0.005)
+    for leaving in (calls[0], calls[5]):
+        leaving.cancel()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert sum(isinstance(answer, Caller) for answer in answers) == 8
 
 
 async def test_a_full_queue_refuses_one_more(slow: Slow) -> None:

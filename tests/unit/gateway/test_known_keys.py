@@ -16,35 +16,56 @@ def admit(keys: KnownKeys, key: bytes = ALICE, *, scope: str = "inference", at_s
     keys.admitted(key, scope, CALLER, max_priority=4, asked_s=at_s, valid_s=0.25)
 
 
+def holder(keys: KnownKeys, key: bytes, scope: str, now_s: float) -> Caller | None:
+    """Of a call that comes now."""
+    return keys.holder(key, scope, came_s=now_s, now_s=now_s)
+
+
 def test_an_answer_holds_for_its_time_from_when_the_question_was_sent() -> None:
     keys = KnownKeys()
     admit(keys, at_s=10.0)
-    assert keys.holder(ALICE, "inference", 10.2) is CALLER
-    assert keys.holder(ALICE, "inference", 10.25) is None
+    assert holder(keys, ALICE, "inference", 10.2) is CALLER
+    assert holder(keys, ALICE, "inference", 10.25) is None
+
+
+def test_a_call_that_came_before_the_question_was_sent_may_have_its_answer_however_late() -> None:
+    keys = KnownKeys()
+    admit(keys, at_s=10.0)
+    assert keys.holder(ALICE, "inference", came_s=9.9, now_s=11.0) is CALLER
+    assert keys.holder(ALICE, "inference", came_s=10.1, now_s=11.0) is None
+
+
+def test_whether_answers_hold_for_others_is_known_after_their_time_too() -> None:
+    keys = KnownKeys()
+    assert not keys.is_shared(ALICE, "inference")
+    admit(keys, at_s=10.0)
+    assert keys.is_shared(ALICE, "inference")
+    keys.admitted(ALICE, "inference", CALLER, max_priority=4, asked_s=20.0, valid_s=0.0)
+    assert not keys.is_shared(ALICE, "inference")
 
 
 def test_an_answer_is_about_one_key_and_one_scope() -> None:
     keys = KnownKeys()
     admit(keys)
-    assert keys.holder(ALICE, "models", 0.1) is None
-    assert keys.holder(BOB, "inference", 0.1) is None
+    assert holder(keys, ALICE, "models", 0.1) is None
+    assert holder(keys, BOB, "inference", 0.1) is None
 
 
 def test_an_answer_that_does_not_hold_ends_the_one_before() -> None:
     keys = KnownKeys()
     admit(keys)
     keys.admitted(ALICE, "inference", CALLER, max_priority=4, asked_s=0.1, valid_s=0.0)
-    assert keys.holder(ALICE, "inference", 0.1) is None
+    assert holder(keys, ALICE, "inference", 0.1) is None
     assert keys.ceiling(ALICE) == 4
 
 
 def test_a_call_that_counts_nowhere_changes_no_answer() -> None:
     keys = KnownKeys()
     keys.admitted(ALICE, "inference", CALLER, max_priority=4, asked_s=0.0, valid_s=None)
-    assert keys.holder(ALICE, "inference", 0.0) is None
+    assert holder(keys, ALICE, "inference", 0.0) is None
     admit(keys)
     keys.admitted(ALICE, "inference", CALLER, max_priority=3, asked_s=0.1, valid_s=None)
-    assert keys.holder(ALICE, "inference", 0.2) is CALLER
+    assert holder(keys, ALICE, "inference", 0.2) is CALLER
     assert keys.ceiling(ALICE) == 3
 
 
@@ -52,11 +73,11 @@ def test_after_a_change_no_answer_to_an_earlier_question_holds() -> None:
     keys = KnownKeys()
     admit(keys, at_s=1.0)
     keys.changed(1.1)
-    assert keys.holder(ALICE, "inference", 1.1) is None
+    assert holder(keys, ALICE, "inference", 1.1) is None
     admit(keys, at_s=1.05)  # it was under way
-    assert keys.holder(ALICE, "inference", 1.12) is None
+    assert holder(keys, ALICE, "inference", 1.12) is None
     admit(keys, at_s=1.15)
-    assert keys.holder(ALICE, "inference", 1.2) is CALLER
+    assert holder(keys, ALICE, "inference", 1.2) is CALLER
     assert keys.ceiling(ALICE) == 4
 
 
@@ -64,7 +85,7 @@ def test_a_key_that_policy_does_not_know_any_more_is_forgotten() -> None:
     keys = KnownKeys()
     admit(keys)
     keys.forget(ALICE)
-    assert keys.holder(ALICE, "inference", 0.0) is None
+    assert holder(keys, ALICE, "inference", 0.0) is None
     assert keys.ceiling(ALICE) is None
 
 
@@ -73,8 +94,8 @@ def test_the_key_that_was_admitted_longest_ago_leaves() -> None:
     for key in (ALICE, BOB, ALICE, b"carol"):
         admit(keys, key)
     assert len(keys) == 2
-    assert keys.holder(BOB, "inference", 0.0) is None
-    assert keys.holder(ALICE, "inference", 0.0) is CALLER
+    assert holder(keys, BOB, "inference", 0.0) is None
+    assert holder(keys, ALICE, "inference", 0.0) is CALLER
 
 
 class World:
@@ -92,7 +113,7 @@ class World:
     def call(self, under_way_s: float) -> bool:
         """Whether a call of the key passes; what it passes without is counted."""
         asked_s = self.now
-        if self.keys.holder(ALICE, "inference", asked_s) is not None:
+        if holder(self.keys, ALICE, "inference", asked_s) is not None:
             return True
         self.now += under_way_s  # until policy has it
         if self.now - self._read_s >= 0.25:
@@ -132,7 +153,7 @@ def test_a_change_holds_within_a_quarter_of_a_second_and_no_answer_outlives_its_
             world.is_limited, world.limited_s = True, min(world.limited_s, world.now)
         elif what == "changed here":
             world.keys.changed(world.now)
-            assert world.keys.holder(ALICE, "inference", world.now) is None
+            assert holder(world.keys, ALICE, "inference", world.now) is None
         else:
             began_s, counted = world.now, world.counted
             passed = world.call(under_way_s)

@@ -34,7 +34,8 @@ class Admission:
     Calls with a key that was admitted before are asked for first: a flood of invented keys cannot keep them
     out. Of these the most urgent go first, as far as they announce their priority and their key may have it.
 
-    An answer is used again, without a question, for as long as policy says that it would give the same.
+    An answer is used again, without a question, for as long as policy says that it would give the same, and
+    for calls that came before its question was sent.
 
     Args:
         service_key: proves to policy that this is a gateway.
@@ -65,6 +66,8 @@ class Admission:
         self._reserves = asyncio.Semaphore(_RESERVES)
         self._clock = clock
         self._known = KnownKeys()
+        # Questions under way whose answers may hold for other calls too: whether they did, by key and scope.
+        self._asking: dict[tuple[bytes, str], asyncio.Future[bool]] = {}
 
     async def admit(self, scope: str, context: CallContext) -> Caller:
         """Let a call pass, by its context alone.
@@ -79,8 +82,9 @@ class Admission:
         if not could_be_credential(credential):
             raise Unauthenticated("this API key is unknown or was revoked", reason="UNKNOWN_API_KEY")
         key = hashlib.sha256(credential.encode()).digest()
-        asked_s = self._clock()
-        if context.is_counted and (known := self._known.holder(key, scope, asked_s)) is not None:
+        came_s = self._clock()
+        known = self._known.holder(key, scope, came_s=came_s, now_s=came_s) if context.is_counted else None
+        if known is not None:
             return known
         ask = policy_pb2.AdmitRequest(
             credential=credential,
@@ -93,19 +97,49 @@ class Admission:
         ceiling = self._known.ceiling(key)
         priority = min(context.announced_priority, ceiling or 0)
         async with self._gate.place(is_preferred=ceiling is not None, priority=priority):
-            try:
-                answer = await self._calls.answer(ask)
-            except InferFluxError as refusal:
-                note_holder(context.record, refusal)
-                if isinstance(refusal, Unauthenticated):
-                    self._known.forget(key)
-                raise
+            if not context.is_counted:
+                return await self._ask_alone(key, ask, context)
+            known = await self._asked_meanwhile(key, scope, came_s)
+            return known or await self._ask_for_others(key, ask, context)
+
+    async def _asked_meanwhile(self, key: bytes, scope: str, came_s: float) -> Caller | None:
+        """The holder of a key, where a question about another call tells it; None: policy has to be asked."""
+        while (known := self._known.holder(key, scope, came_s=came_s, now_s=self._clock())) is None:
+            asking = self._asking.get((key, scope))
+            if asking is None or not await asyncio.shield(asking):
+                return None
+        return known
+
+    async def _ask_for_others(self, key: bytes, ask: policy_pb2.AdmitRequest, context: CallContext) -> Caller:
+        """Ask policy. Further calls of the key wait for the answer, if the last one did hold for others."""
+        about = key, ask.scope
+        if about in self._asking or not self._known.is_shared(*about):
+            return await self._ask_alone(key, ask, context)
+        asking = self._asking[about] = asyncio.get_running_loop().create_future()
+        is_told = False
+        try:
+            caller = await self._ask_alone(key, ask, context)
+            is_told = self._known.is_shared(*about)
+        finally:
+            del self._asking[about]
+            asking.set_result(is_told)
+        return caller
+
+    async def _ask_alone(self, key: bytes, ask: policy_pb2.AdmitRequest, context: CallContext) -> Caller:
+        asked_s = self._clock()
+        try:
+            answer = await self._calls.answer(ask)
+        except InferFluxError as refusal:
+            note_holder(context.record, refusal)
+            if isinstance(refusal, Unauthenticated):
+                self._known.forget(key)
+            raise
         if answer.subject:
             context.record.about |= {"issuer": answer.issuer, "subject": answer.subject}
         caller = _caller_of(answer)
         self._known.admitted(
             key,
-            scope,
+            ask.scope,
             caller,
             max_priority=priorities.HIGHEST if caller.max_priority is None else caller.max_priority,
             asked_s=asked_s,

@@ -12,12 +12,21 @@ from .caller import Caller
 _MOST = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer of policy that holds for other calls too: when it was asked for, and until when it holds."""
+
+    asked_s: float
+    until_s: float
+    caller: Caller
+
+
 @dataclass(slots=True)
 class _Known:
-    """A key, the ceiling of its priorities, and by scope its holder and until when that holds."""
+    """A key, the ceiling of its priorities, and by scope the last answer, also one that is too old."""
 
     max_priority: int
-    holders: dict[str, tuple[float, Caller]] = field(default_factory=dict)
+    answers: dict[str, _Answer] = field(default_factory=dict)
 
 
 class KnownKeys:
@@ -40,16 +49,22 @@ class KnownKeys:
         known = self._known.get(key)
         return None if known is None else known.max_priority
 
-    def holder(self, key: bytes, scope: str, now_s: float) -> Caller | None:
-        """The holder of a key, where policy need not be asked now."""
-        known = self._known.get(key)
-        if known is None or scope not in known.holders:
-            return None
-        until_s, caller = known.holders[scope]
-        if now_s < until_s:
-            return caller
-        del known.holders[scope]
+    def holder(self, key: bytes, scope: str, *, came_s: float, now_s: float) -> Caller | None:
+        """The holder of a key, where policy need not be asked about a call: the last answer still holds, or
+        its question was sent after the call came.
+        """
+        answer = self._answer(key, scope)
+        if answer is not None and (now_s < answer.until_s or came_s <= answer.asked_s):
+            return answer.caller
         return None
+
+    def is_shared(self, key: bytes, scope: str) -> bool:
+        """Return whether policy's last answer about a key did hold for other calls."""
+        return self._answer(key, scope) is not None
+
+    def _answer(self, key: bytes, scope: str) -> _Answer | None:
+        known = self._known.get(key)
+        return None if known is None else known.answers.get(scope)
 
     def admitted(
         self,
@@ -71,9 +86,9 @@ class KnownKeys:
         known = self._known.setdefault(key, _Known(max_priority))
         known.max_priority = max_priority
         if valid_s is not None:
-            known.holders.pop(scope, None)
+            known.answers.pop(scope, None)
         if valid_s and asked_s > self._changed_s:
-            known.holders[scope] = (asked_s + valid_s, caller)
+            known.answers[scope] = _Answer(asked_s, asked_s + valid_s, caller)
         self._known.move_to_end(key)
         if len(self._known) > self._most:
             self._known.popitem(last=False)
@@ -86,4 +101,4 @@ class KnownKeys:
         """An administrator may have changed something: no answer to an earlier question holds."""
         self._changed_s = now_s
         for known in self._known.values():
-            known.holders.clear()
+            known.answers.clear()
