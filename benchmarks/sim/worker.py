@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from inferflux.scheduler.core.types.jobs import RequestKey
@@ -39,6 +39,15 @@ class WorkerModel(Size):
     def decode_tokens_per_s(self) -> float:
         """With every slot decoding."""
         return self.slots / (self.step_s + self.slots * self.sequence_s)
+
+    def times(self, speed: float) -> WorkerModel:
+        """The same, `speed` times as fast."""
+        return replace(
+            self,
+            step_s=self.step_s / speed,
+            sequence_s=self.sequence_s / speed,
+            prefill_tokens_per_s=self.prefill_tokens_per_s * speed,
+        )
 
     def service_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Time of a full worker that one request takes, its share of the steps."""

@@ -50,9 +50,14 @@ class Setup:
     prefix_wait_s: float = Limits().prefix_wait_s
     # Workers are in these in turn.
     zones: tuple[str, ...] = ("",)
+    # Times as fast as `model` says workers are these in turn.
+    speeds: tuple[float, ...] = (1.0,)
 
     def zone_of(self, worker_id: str) -> str:
         return self.zones[int(worker_id[1:]) % len(self.zones)]
+
+    def model_of(self, worker_id: str) -> WorkerModel:
+        return self.model.times(self.speeds[int(worker_id[1:]) % len(self.speeds)])
 
 
 def new_core(setup: Setup, *, now: float) -> SchedulerCore:
@@ -213,7 +218,7 @@ class World:
     def _add_worker(self, worker_id: str) -> None:
         self.workers[worker_id] = ModelledWorker(
             worker_id,
-            self.setup.model,
+            self.setup.model_of(worker_id),
             output_of=lambda key: self.requests[key].output_tokens,
             answer_of=self._answer_of,
             readers=self,

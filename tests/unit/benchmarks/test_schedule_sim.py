@@ -110,6 +110,15 @@ def test_a_prompt_is_computed_as_fast_as_the_model_says() -> None:
     assert alone.first_token_wait_s == pytest.approx(expected_s, rel=0.02)
 
 
+def test_a_worker_of_twice_the_speed_takes_half_the_time() -> None:
+    taken_s = []
+    for speed in (1.0, 2.0):
+        alone = Arrival("r", "t", 0, START_S, 500, 200, 200)
+        World(Setup(speeds=(speed,)), [alone]).run()
+        taken_s.append((alone.ended_s or 0.0) - START_S)
+    assert taken_s[0] == pytest.approx(2 * taken_s[1], rel=0.02)
+
+
 def test_a_world_that_stands_still_is_noticed() -> None:
     too_slow = WorkerModel(step_s=1e6)
     with pytest.raises(Stuck, match="have not ended"):
