@@ -77,6 +77,15 @@ def test_status_shows_services_queue_and_slots() -> None:
     assert "210/s" in text
 
 
+def test_status_says_which_worker_counts_as_slower() -> None:
+    view = worker_view(running=3)
+    for slowness, is_said in ((0.0, False), (1.0, False), (9.25, True)):
+        view.slowness = slowness
+        status = cluster_pb2.GetStatusResponse(scheduler=scheduler_pb2.SchedulerStatus(workers=[view]))
+        said = "worker-0: counts as 9.25 times slower than the fastest of its model"
+        assert (said in shown(status_view(status))) == is_said
+
+
 def test_status_shows_what_waits_to_resume_on_workers() -> None:
     scheduler = scheduler_pb2.SchedulerStatus(
         workers=[worker_view(running=4, parked=2, swapped=1)], queued=5, running=4, parked=3

@@ -161,8 +161,16 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
             f"{view.heartbeat_age_ms / 1000:.1f} s",
             f"[dim]{zone}{escape(status.host)}:{status.pid}[/]",
         )
-    lines = [line for view in workers for line in _device_lines(view.status)]
+    lines = [line for view in workers for line in (*_speed_lines(view), *_device_lines(view.status))]
     return Group(table, *lines) if lines else table
+
+
+def _speed_lines(view: scheduler_pb2.WorkerView) -> list[str]:
+    """Slowness of a worker that gets fewer requests for it."""
+    if view.slowness <= 1:
+        return []
+    name, slowness = escape(view.status.worker_id), view.slowness
+    return [f"[dim]{name}: counts as {slowness:g} times slower than the fastest of its model[/]"]
 
 
 def _device_lines(status: scheduler_pb2.WorkerStatus) -> list[str]:

@@ -999,8 +999,13 @@ class WorkerView(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_AGE_MS_FIELD_NUMBER: _builtins.int
+    SLOWNESS_FIELD_NUMBER: _builtins.int
     heartbeat_age_ms: _builtins.int
     """Milliseconds since its last heartbeat."""
+    slowness: _builtins.float
+    """How many times slower than the fastest worker of its model it counts as when requests are placed: 1, or 2
+    and more.
+    """
     @_builtins.property
     def status(self) -> Global___WorkerStatus: ...
     @_builtins.property
@@ -1011,10 +1016,11 @@ class WorkerView(_message.Message):
         status: Global___WorkerStatus | None = ...,
         slots: _abc.Iterable[Global___SlotStatus] | None = ...,
         heartbeat_age_ms: _builtins.int = ...,
+        slowness: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_age_ms", b"heartbeat_age_ms", "slots", b"slots", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_age_ms", b"heartbeat_age_ms", "slots", b"slots", "slowness", b"slowness", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,7 +56,9 @@ def _totals(workers: Collection[WorkerSlots]) -> scheduler_pb2.WorkerTotals:
 
 def _view(worker: WorkerSlots, now: float) -> scheduler_pb2.WorkerView:
     view = scheduler_pb2.WorkerView(
-        status=worker.status, heartbeat_age_ms=round(max(0.0, now - worker.last_seen_s) * 1000)
+        status=worker.status,
+        heartbeat_age_ms=round(max(0.0, now - worker.last_seen_s) * 1000),
+        slowness=max(worker.slowness.values(), default=1.0),
     )
     view.status.state = worker.state
     running: list[Assignment | UnownedRequest] = [*worker.unowned.values(), *worker.assignments.values()]

@@ -11,7 +11,7 @@ from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.core.types.facets import RequeueReason
 from inferflux.scheduler.core.types.jobs import Job, JobState
 from inferflux.scheduler.core.workers.assignments import Residence
-from inferflux.scheduler.core.workers.placement import Size, cells_wanted_on, size_of
+from inferflux.scheduler.core.workers.placement import Size, cells_wanted_on, size_of, slowness_of
 from inferflux.scheduler.core.workers.slots import Start, WorkerSlots
 from inferflux.v1 import worker_pb2
 
@@ -231,7 +231,9 @@ class Planner:
         holder = self._state.placement.better_full(job, chosen)
         if holder is None or size_of(holder, job.model) in plan.blocked:
             return None
-        saved = job.cached_on[holder.worker_id] - job.cached_on.get(chosen.worker_id, 0)
+        # Counted in tokens of the holder: the chosen worker would take that much longer.
+        more = job.cached_on[holder.worker_id] - job.cached_on.get(chosen.worker_id, 0)
+        saved = more * slowness_of(chosen, job.model) / slowness_of(holder, job.model)
         if not job.wait.until_s:  # a wait that is over does not begin again
             queue = plan.queue
             wait_s = longest_wait_s(

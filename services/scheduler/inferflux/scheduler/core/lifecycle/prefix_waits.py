@@ -33,7 +33,7 @@ class MeanService:
         self.generated += weight * (generated - self.generated)
 
 
-def worth_s(saved: int, holder: scheduler_pb2.WorkerStatus) -> float:
+def worth_s(saved: float, holder: scheduler_pb2.WorkerStatus) -> float:
     """Seconds that computing `saved` prompt tokens takes; 0 while the worker has not measured its speed."""
     rate = holder.prefill_tokens_per_s
     return saved / rate if rate > 0 else 0.0
@@ -55,7 +55,7 @@ def expected_wait_s(ahead: int, service: MeanService, holder: scheduler_pb2.Work
 
 def longest_wait_s(
     job: Job,
-    saved: int,
+    saved: float,
     service: MeanService,
     holder: scheduler_pb2.WorkerStatus,
     now: float,
@@ -68,7 +68,8 @@ def longest_wait_s(
     What has run before does not wait: its stream has stopped. Nor does what could miss its deadline by it.
 
     Args:
-        saved: prompt tokens that this worker need not compute, and the best other one would.
+        saved: prompt tokens that this worker need not compute, and the best other one would; times as many as
+            that one is slower.
         ahead: requests that wait for this worker already.
         delayed: requests that run on the other worker.
     """

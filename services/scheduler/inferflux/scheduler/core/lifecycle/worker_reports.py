@@ -59,6 +59,8 @@ class WorkerReports:
         out += self._follow(worker, status.residents, now)
         out += self._remind(worker)
         self.rates.update(status)
+        for change in self.rates.compare(worker.worker_id, now):
+            self._state.table.workers[change.worker_id].set_slowness(change.model, change.slowness)
         self._state.replan(worker)
         if self.expected is not None:
             self.expected.discard(worker.worker_id)

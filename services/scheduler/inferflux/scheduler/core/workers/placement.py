@@ -9,8 +9,12 @@ worker further ahead than `SAVED_WORTH` of them: each holds the prefix.
 A worker in another zone than a request's gateway counts as if it held `FAR_TOKENS` more. So requests stay
 near while the workers there are not much busier, and cross where they would wait.
 
-Workers are kept sorted by load, per model and size, so that finding one does not cost more with a thousand of
-them, as long as they come in a few sizes.
+A worker that is n times slower than the fastest of the model (`slowness.py`) counts as if it held n times as
+much, the request's own tokens among them. So a worker of ten times the speed comes to hold ten times as much.
+Between workers of one speed that changes nothing.
+
+Workers are kept sorted by load, per model, size and slowness, so that finding one does not cost more with a
+thousand of them, as long as they come in a few sizes.
 """
 
 from __future__ import annotations
@@ -122,14 +126,32 @@ def _far(job: Job, zone: str) -> int:
     return FAR_TOKENS if job.is_far_from(zone) else 0
 
 
-def _held(job: Job, worker: WorkerSlots) -> int:
-    """Tokens that a worker counts as holding, for this job."""
-    return worker.load + _far(job, worker.zone)
+def slowness_of(worker: WorkerSlots, model: str) -> float:
+    """How many times slower than the fastest worker of the model it counts as."""
+    return worker.slowness.get(model, 1.0)
 
 
-def _cost(job: Job, worker: WorkerSlots) -> int:
-    """The same, less what the job's prompt saves there."""
-    return _held(job, worker) - SAVED_WORTH * job.cached_on.get(worker.worker_id, 0)
+def _own(job: Job) -> int:
+    """Tokens that a job would hold, on any worker."""
+    return reserved_cells(job.prompt_tokens, job.known_tokens, job.max_tokens)
+
+
+def _busy(job: Job, worker: WorkerSlots) -> float:
+    """How busy a worker would be with this job: tokens that it would count as holding, times its slowness."""
+    held = worker.load + _far(job, worker.zone) + _own(job)
+    return held * slowness_of(worker, job.model)
+
+
+def _cost(job: Job, worker: WorkerSlots, other: WorkerSlots) -> float:
+    """The same, less what the job's prompt saves there.
+
+    A cached token saves what the other worker would take to compute it. If that one is faster, the rest of
+    the job takes longer here: so much less is saved.
+    """
+    cached, theirs = job.cached_on.get(worker.worker_id, 0), slowness_of(other, job.model)
+    slower = max(0.0, slowness_of(worker, job.model) - theirs)
+    saved = cached * theirs - max(0, _own(job) - cached) * slower
+    return _busy(job, worker) - SAVED_WORTH * max(0.0, saved)
 
 
 def _may_serve(worker: WorkerSlots, model: str, demand: Demand) -> bool:
@@ -139,6 +161,14 @@ def _may_serve(worker: WorkerSlots, model: str, demand: Demand) -> bool:
 
 _ANYWHERE = Demand()
 
+
+class _Group(NamedTuple):
+    """Workers that compare by their load alone."""
+
+    size: Size
+    slowness: float
+
+
 # Its load, and the worker.
 _Entry = tuple[int, str, WorkerSlots]
 
@@ -147,8 +177,8 @@ _Entry = tuple[int, str, WorkerSlots]
 class _ModelIndex:
     """The workers that have a model, by id."""
 
-    # Those that may run one more, by size; no size is without workers.
-    open: dict[Size, Ranking[_Entry]] = field(default_factory=dict)
+    # Those that may run one more; no group is without workers.
+    open: dict[_Group, Ranking[_Entry]] = field(default_factory=dict)
     # Ready or loading.
     live: dict[str, WorkerSlots] = field(default_factory=dict)
     # Those on which requests wait to resume, and of these the ones that have a slot.
@@ -164,12 +194,12 @@ class _Sorted:
     """Key that a worker was sorted by.
 
     Attributes:
-        sizes: by model.
+        groups: by model.
         slots: None unless it is ready.
         entry: None unless it may run one more.
     """
 
-    sizes: dict[str, Size]
+    groups: dict[str, _Group]
     slots: int | None
     entry: _Entry | None
 
@@ -203,12 +233,15 @@ class Placement:
     def _sort_in(self, worker: WorkerSlots) -> None:
         worker_id = worker.worker_id
         place = _Sorted(
-            sizes={model: size_of(worker, model) for model in worker.context_lengths},
+            groups={
+                model: _Group(size_of(worker, model), slowness_of(worker, model))
+                for model in worker.context_lengths
+            },
             slots=worker.slots if worker.state == scheduler_pb2.WORKER_STATE_READY else None,
             entry=(worker.load, worker_id, worker) if worker.has_slot_for(Start.NEW) else None,
         )
         self._sorted[worker_id] = place
-        for model, size in place.sizes.items():
+        for model, group in place.groups.items():
             index = self._models[model]
             if worker.state in _LIVE:
                 index.live[worker_id] = worker
@@ -217,28 +250,28 @@ class Placement:
                 if worker.has_slot_for(Start.RESUME):
                     index.resumable[worker_id] = worker
             if place.slots is not None:
-                index.sizes[size] += 1
+                index.sizes[group.size] += 1
                 index.slots += place.slots
             if place.entry is not None:
-                index.open.setdefault(size, Ranking()).add(place.entry)
+                index.open.setdefault(group, Ranking()).add(place.entry)
 
     def _take_out(self, worker_id: str) -> None:
         place = self._sorted.pop(worker_id, None)
         if place is None:
             return
-        for model, size in place.sizes.items():
+        for model, group in place.groups.items():
             index = self._models[model]
             for workers in (index.live, index.waiting, index.resumable):
                 workers.pop(worker_id, None)
             if place.slots is not None:
                 index.slots -= place.slots
-                index.sizes[size] -= 1
-                if not index.sizes[size]:
-                    del index.sizes[size]
+                index.sizes[group.size] -= 1
+                if not index.sizes[group.size]:
+                    del index.sizes[group.size]
             if place.entry is not None:
-                index.open[size].remove(place.entry)
-                if not index.open[size]:
-                    del index.open[size]
+                index.open[group].remove(place.entry)
+                if not index.open[group]:
+                    del index.open[group]
 
     def slots_of(self, model: str) -> int:
         """Number of requests of a model that may run at once, on all workers that are ready."""
@@ -277,22 +310,22 @@ class Placement:
         Args:
             but: no worker of these sizes.
         """
-        best: _Entry | None = None
+        best: tuple[float, str, WorkerSlots] | None = None
         avoided: WorkerSlots | None = None
-        by_size, avoids = self._of(job.model).open, job.retries.avoids
-        for size in by_size:
+        avoids = job.retries.avoids
+        for (size, _slowness), ranking in self._of(job.model).open.items():
             if size in but or not fits_size(job, size):
                 continue
-            wanted, far = cells_wanted(job, size.context_length), _far(job, size.zone)
-            for entry in by_size[size]:
-                load, worker_id, worker = entry
+            wanted = cells_wanted(job, size.context_length)
+            for _load, worker_id, worker in ranking:
                 if wanted > worker.free_cells:
                     break  # and those after it have more to hold
                 if worker_id == avoids:
                     avoided = worker
                     continue
-                if best is None or (load + far, worker_id) < best[:2]:
-                    best = load + far, worker_id, worker
+                busy = _busy(job, worker)
+                if best is None or (busy, worker_id) < best[:2]:
+                    best = busy, worker_id, worker
                 break
         if best is None:
             return avoided
@@ -303,7 +336,7 @@ class Placement:
         holders = (self._open_worker(holder, job, but) for holder in job.cached_on)
         return min(
             (emptiest, *(holder for holder in holders if holder is not None)),
-            key=lambda worker: (_cost(job, worker), _held(job, worker), worker.worker_id),
+            key=lambda worker: (_cost(job, worker, emptiest), _busy(job, worker), worker.worker_id),
         )
 
     def better_full(self, job: Job, chosen: WorkerSlots) -> WorkerSlots | None:
@@ -314,13 +347,13 @@ class Placement:
         """
         live = self._of(job.model).live
         most = job.cached_on.get(chosen.worker_id, 0)
-        best = _cost(job, chosen), chosen.worker_id
+        best = _cost(job, chosen, chosen), chosen.worker_id
         better: WorkerSlots | None = None
         for worker_id, cached in job.cached_on.items():
             worker = live.get(worker_id)
             if worker is None or cached <= most or worker_id == job.retries.avoids:
                 continue
-            rank = _cost(job, worker), worker_id
+            rank = _cost(job, worker, chosen), worker_id
             if worker.admits(Start.NEW) and fits(job, worker) and rank < best:
                 best, better = rank, worker
         return better
@@ -328,16 +361,16 @@ class Placement:
     def _open_worker(self, worker_id: str, job: Job, but: Collection[Size]) -> WorkerSlots | None:
         """A worker, if it could take the job now and nothing speaks against it."""
         place = self._sorted.get(worker_id)
-        size = place.sizes.get(job.model) if place is not None else None
-        if place is None or place.entry is None or size is None or worker_id == job.retries.avoids:
+        group = place.groups.get(job.model) if place is not None else None
+        if place is None or place.entry is None or group is None or worker_id == job.retries.avoids:
             return None
-        worker = place.entry[2]
+        worker, size = place.entry[2], group.size
         can_take = size not in but and fits_size(job, size)
         return worker if can_take and cells_wanted(job, size.context_length) <= worker.free_cells else None
 
-    def open_to(self, job: Job) -> list[Size]:
+    def open_to(self, job: Job) -> set[Size]:
         """Sizes of the workers that may run one more, and could run this one, were there room."""
-        return [size for size in self._of(job.model).open if fits_size(job, size)]
+        return {group.size for group in self._of(job.model).open if fits_size(job, group.size)}
 
     def has_open(self, model: str) -> bool:
         """True if a worker that has the model may run one more."""

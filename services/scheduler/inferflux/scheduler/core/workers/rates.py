@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from inferflux.common.contract.errors import DeadlineExceeded, to_failed
 from inferflux.scheduler.core.types.jobs import Job
 from inferflux.v1 import scheduler_pb2, tokens_pb2
 
+from .slowness import Speed, fastest, slowness_of
+
 # Nothing is refused unless it would be too late at twice the speed as well.
 _BENEFIT_OF_DOUBT = 0.5
+# Speeds of a model's workers are compared as often as this.
+_COMPARE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,17 @@ class _Worker:
     now: Rates
     # Its best so far: short prompts, which are most of what it measures, understate what long ones get.
     best_prefill: float
+    speed: Speed = field(default_factory=Speed)
+    # By model; 1 where it is not in it.
+    slowness: dict[str, float] = field(default_factory=dict)
+
+
+class SlownessChange(NamedTuple):
+    """A worker counts as this many times slower than the fastest of the model from now on."""
+
+    worker_id: str
+    model: str
+    slowness: float
 
 
 class ModelRates:
@@ -36,6 +53,8 @@ class ModelRates:
         self._of_model: dict[str, dict[str, _Worker]] = {}
         # The best prefill rate of the model's workers; not in it when it must be looked for again.
         self._fastest: dict[str, float] = {}
+        # When the speeds of the model's workers were compared.
+        self._compared_s: dict[str, float] = {}
 
     def update(self, status: scheduler_pb2.WorkerStatus) -> None:
         """After a heartbeat. A rate that it does not give, its engine being new, stays as it was."""
@@ -51,6 +70,7 @@ class ModelRates:
             prefill=status.prefill_tokens_per_s or worker.now.prefill,
             decode=status.decode_tokens_per_s or worker.now.decode,
         )
+        worker.speed.observe(status)
         if worker.now.prefill > worker.best_prefill:
             worker.best_prefill = worker.now.prefill
             for model in models:
@@ -66,6 +86,24 @@ class ModelRates:
             workers.pop(worker_id, None)
             if not workers:
                 del self._of_model[model]
+                self._compared_s.pop(model, None)
+
+    def compare(self, worker_id: str, now: float) -> Iterator[SlownessChange]:
+        """Compare the speeds of all that serve the models of a worker, where that was not done lately."""
+        worker = self._workers.get(worker_id)
+        for model in worker.models if worker is not None else ():
+            if now - self._compared_s.get(model, 0.0) >= _COMPARE_S:
+                self._compared_s[model] = now
+                yield from self._compare(model)
+
+    def _compare(self, model: str) -> Iterator[SlownessChange]:
+        workers = self._of_model[model]
+        best = fastest([worker.speed for worker in workers.values()])
+        for worker_id, worker in workers.items():
+            before = worker.slowness.get(model, 1.0)
+            slowness = worker.slowness[model] = slowness_of(worker.speed, best, before)
+            if slowness != before:
+                yield SlownessChange(worker_id, model, slowness)
 
     def total(self, model: str) -> Rates:
         """Rates of the model's workers together, as last reported; a rate that is not known counts as 0."""

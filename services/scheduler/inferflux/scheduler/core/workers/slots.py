@@ -67,6 +67,8 @@ class WorkerSlots:
         self.is_reserved = False
         # A suspect that runs here, and nothing else may run beside it.
         self.alone: RequestKey | None = None
+        # How many times slower than the fastest worker of a model it is; 1 where it is not in it.
+        self.slowness: dict[str, float] = {}
         self._n_running = 0
         self._n_unowned_running = 0
         self._free: list[int] = []
@@ -140,6 +142,10 @@ class WorkerSlots:
 
     def set_state(self, state: scheduler_pb2.WorkerState.ValueType) -> None:
         self.state = state
+        self._changed()
+
+    def set_slowness(self, model: str, slowness: float) -> None:
+        self.slowness[model] = slowness
         self._changed()
 
     def assign(self, key: RequestKey, epoch: int, cells: int, *, is_alone: bool = False) -> Assignment:
