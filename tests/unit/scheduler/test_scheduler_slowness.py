@@ -177,8 +177,8 @@ def chosen(workers: dict[str, WorkerSlots], job: Job) -> str | None:
     placement = Placement()
     for worker in workers.values():
         placement.changed(worker)
-    worker = placement.choose(job)
-    return None if worker is None else worker.worker_id
+    found = placement.choose(job)
+    return None if found is None else found.worker_id
 
 
 def made(*specs: Spec) -> dict[str, WorkerSlots]:
@@ -249,10 +249,10 @@ def test_a_worker_of_ten_times_the_speed_comes_to_hold_ten_times_as_much() -> No
         placement.changed(worker)
     for number in range(88):
         job = job_of()
-        worker = placement.choose(job)
-        assert worker is not None
-        worker.assign(RequestKey("acme", str(number)), 1, reserved_cells(300, 0, 100))
-        placement.changed(worker)
+        found = placement.choose(job)
+        assert found is not None
+        found.assign(RequestKey("acme", str(number)), 1, reserved_cells(300, 0, 100))
+        placement.changed(found)
     assert [worker.n_running for worker in workers.values()] == [80, 8]
 
 
