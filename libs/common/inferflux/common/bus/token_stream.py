@@ -45,6 +45,8 @@ class TokenSubscription:
         """
         if not self._messages:
             await self._wait(timeout_s)
+        if not self._messages:
+            raise TimeoutError
         return self._take()
 
     def next_nowait(self) -> bytes | None:
@@ -63,8 +65,8 @@ class TokenSubscription:
             return
         self._messages.append(data)
         self._bytes += size
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            _wake(self._waiter)
 
     def _take(self) -> bytes:
         data = self._messages.popleft()
@@ -72,9 +74,12 @@ class TokenSubscription:
         return data
 
     async def _wait(self, timeout_s: float) -> None:
+        """Return when a message has come, or after that time. An error in the future would have this frame,
+        which has the future: only the garbage collector would free them, once a second for each stream.
+        """
         loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
-        timer = loop.call_later(timeout_s, _time_out, waiter)
+        timer = loop.call_later(timeout_s, _wake, waiter)
         try:
             await waiter
         finally:
@@ -82,6 +87,6 @@ class TokenSubscription:
             self._waiter = None
 
 
-def _time_out(waiter: asyncio.Future[None]) -> None:
+def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
-        waiter.set_exception(TimeoutError())
+        waiter.set_result(None)

@@ -15,7 +15,7 @@ import secrets
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -243,15 +243,13 @@ class RequestInterceptor(grpc.aio.ServerInterceptor):
             raise InvalidArgument("the call ended without a request", reason="NO_REQUEST")
         return message
 
-    @asynccontextmanager
-    async def _bounded(self, method: str, rule: MethodRule) -> AsyncIterator[None]:
+    def _bounded(self, method: str, rule: MethodRule) -> AbstractAsyncContextManager[None]:
         """Count a call while it runs: open methods each by itself, so that they cannot crowd out others.
 
         Raises:
             ResourceExhausted: there are as many as there may be, or this one gave way to a newer one.
         """
-        async with self._bounded_open(method) if rule.is_open else self._bounded_admitted():
-            yield
+        return self._bounded_open(method) if rule.is_open else self._bounded_admitted()
 
     @asynccontextmanager
     async def _bounded_admitted(self) -> AsyncIterator[None]:
