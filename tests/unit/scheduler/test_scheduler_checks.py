@@ -108,6 +108,7 @@ def test_a_heartbeat_of_a_worker_passes() -> None:
         ("models.name", {"models": [{"name": ""}]}),
         ("models.digest", {"models": [{"name": "m", "digest": "../../etc/passwd"}]}),
         ("models.context_length", {"models": [{"name": "m", "context_length": 2**32 - 1}]}),
+        ("models.name", {"models": [{"name": "m"}] * 2}),
         ("models", {"models": [{"name": "m"}] * 65}),
         ("residents", {"residents": residents() * 4097}),
         ("finished", {"finished": [{"request_id": "r", "tenant": "t", "epoch": 1}] * 4097}),

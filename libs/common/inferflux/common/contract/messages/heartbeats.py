@@ -83,6 +83,8 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     checks.check_count(status.models, MAX_MODELS, "models")
     for card in status.models:
         check_card(card)
+    if len({card.name for card in status.models}) < len(status.models):
+        raise InvalidArgument("two models of a worker have one name", field="models.name")
     if status.HasField("device_context"):
         _check_devices(status.device_context)
     checks.check_count(status.residents, MAX_REQUESTS, "residents")
