@@ -97,8 +97,17 @@ def test_a_model_is_unloaded_when_the_hosts_that_are_meant_have_not_loaded_it() 
         ("LOADING", False),
         ("READY", False),
     ):
-        assert _is_unloaded(on_hosts(g="REGISTERED", h=state), "") is is_unloaded
-        assert _is_unloaded(on_hosts(g="READY", h=state), "h") is is_unloaded
+        everywhere, on_one = on_hosts(g="REGISTERED", h=state), on_hosts(g="READY", h=state)
+        assert _is_unloaded(everywhere, "", everywhere) is is_unloaded
+        assert _is_unloaded(on_one, "h", on_one) is is_unloaded
+
+
+def test_a_model_that_a_request_has_had_loaded_again_was_unloaded() -> None:
+    asked = on_hosts(g="UNLOADING")
+    for state, is_unloaded in (("LOADING", True), ("READY", True), ("UNLOADING", False)):
+        later = on_hosts(g=state)
+        later.places[0].since_unix_ms += 1
+        assert _is_unloaded(later, "", asked) is is_unloaded
 
 
 def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:

@@ -176,7 +176,8 @@ def unload(
         request = model_pb2.UnloadModelRequest(name=name, host_id=host)
         model = await client.unload_model(request)
         if forget or not (no_wait or host):
-            model = await _until(client, model, lambda of: _is_unloaded(of, host), "unloading")
+            asked = model
+            model = await _until(client, asked, lambda of: _is_unloaded(of, host, asked), "unloading")
         if forget:
             request.forget = True
             model = await client.unload_model(request)
@@ -270,10 +271,24 @@ def _is_loaded(model: model_pb2.Model) -> bool:
     raise CommandError(f"{model.card.name} could not be loaded: {why}")
 
 
-def _is_unloaded(model: model_pb2.Model, host: str) -> bool:
-    """True if the host has not loaded it; where no host is named, if none has."""
+def _is_unloaded(model: model_pb2.Model, host: str, asked: model_pb2.Model) -> bool:
+    """True if the host has unloaded it, also if a request has had it loaded again since; where no host is named,
+    if all have.
+
+    Args:
+        asked: the model as it was when hosts began to unload it.
+    """
     not_loaded = (model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_FAILED)
-    return all(place.state in not_loaded for place in model.places if host in ("", place.host_id))
+    began_ms = {place.host_id: place.since_unix_ms for place in asked.places}
+    return all(
+        place.state in not_loaded
+        or (
+            place.state != model_pb2.MODEL_STATE_UNLOADING
+            and place.since_unix_ms > began_ms.get(place.host_id, -1)
+        )
+        for place in model.places
+        if host in ("", place.host_id)
+    )
 
 
 async def _until(
