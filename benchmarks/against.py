@@ -62,6 +62,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def program_of(checkout: Path) -> Path:
+    """`inferctl` of a checkout.
+
+    Raises:
+        LabError: it has no .venv.
+    """
+    program = checkout / ".venv" / "bin" / "inferctl"
+    if not program.exists():
+        raise LabError(f"{program} is not there: run `make .venv/.runtime` in {checkout}")
+    return program
+
+
 @asynccontextmanager
 async def stack_of(checkout: Path, model: Path, threads: int = 0) -> AsyncIterator[StackState]:
     """The stack of a checkout, started by its own `inferctl up` on free ports.
@@ -69,9 +81,7 @@ async def stack_of(checkout: Path, model: Path, threads: int = 0) -> AsyncIterat
     Raises:
         LabError: it has no .venv, or does not come up.
     """
-    program = checkout / ".venv" / "bin" / "inferctl"
-    if not program.exists():
-        raise LabError(f"{program} is not there: run `make .venv/.runtime` in {checkout}")
+    program = program_of(checkout)
     with tempfile.TemporaryDirectory(prefix="inferflux-against-") as folder:
         free = ("--gateway-port", "--policy-port", "--nats-port", "--redis-port")
         process = await asyncio.create_subprocess_exec(

@@ -4,7 +4,8 @@
     python -m benchmarks.answers_against ../before --prompts 500
 
 Each prompt is answered greedily and with a seed (temperature 0.8, top-k 40, top-p 0.95, penalties, a stop),
-one after the other and deterministic: no answer depends on how steps are cut. Exit code 1 if any differs.
+one after the other and deterministic: no answer depends on how steps are cut. Exit code 1 if any
+differs, 2 if they could not be asked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.against import stack_of
+from benchmarks.against import program_of, stack_of
 from benchmarks.load.command_line import add_json, make_parser, positive, write_json
 from benchmarks.load.prompts import LogNormal, TextPrompts
 from benchmarks.rows.lab import DEMO_MODEL, LabError
@@ -53,12 +54,14 @@ def requests(prompts: int, tokens: int) -> Iterator[tuple[str, str, Options]]:
         yield "seeded", texts[i], Options(**_SEEDED, seed=i, max_tokens=tokens, deterministic=True)
 
 
-async def answers(stack: StackState, options: argparse.Namespace, progress: Progress) -> list[list[int]]:
-    """Token ids of each answer of a stack, in the order of `requests`."""
+async def answers(
+    name: str, stack: StackState, options: argparse.Namespace, progress: Progress
+) -> list[list[int]]:
+    """Token ids of each answer of a stack, in the order of `requests`; the bar of progress has `name`."""
     asked = list(requests(options.prompts, options.tokens))
     found = []
     async with AsyncClient(stack.endpoint, api_key=stack.api_key) as client:
-        for _way, prompt, of_request in progress.track(asked, description=stack.endpoint):
+        for _way, prompt, of_request in progress.track(asked, description=name):
             stream = client.generate(prompt, model=stack.model, skip_answer_cache=True, **of_request)
             async for _chunk in stream:
                 pass
@@ -69,10 +72,11 @@ async def answers(stack: StackState, options: argparse.Namespace, progress: Prog
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, int]:
     """Number of answers that differ, by how they were asked."""
     found, model = [], options.model.resolve()
+    program_of(options.other)
     with Progress(console=console) as progress:
         for checkout in (ROOT, options.other.resolve()):
             async with stack_of(checkout, model) as stack:
-                found.append(await answers(stack, options, progress))
+                found.append(await answers(str(checkout), stack, options, progress))
     differing = dict.fromkeys(WAYS, 0)
     for (way, _prompt, _options), mine, other in zip(
         requests(options.prompts, options.tokens), *found, strict=True
@@ -88,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
         differing = asyncio.run(measure(options, console))
     except (LabError, TimeoutError) as error:
         console.print(str(error) or "a stack was not up in time", style="red", markup=False)
-        return 1
+        return 2
     except KeyboardInterrupt:
         return 130
     for way, n in differing.items():

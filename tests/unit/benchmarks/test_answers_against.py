@@ -24,5 +24,5 @@ def test_a_checkout_without_an_environment_ends_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("benchmarks.answers_against.ROOT", tmp_path)
-    assert main([str(tmp_path), "--prompts", "1"]) == 1
+    assert main([str(tmp_path), "--prompts", "1"]) == 2
     assert "inferctlisnotthere" in "".join(capsys.readouterr().out.split())

@@ -73,6 +73,20 @@ def test_a_speed_is_known_after_some_heartbeats_with_requests_and_rates() -> Non
     assert not idle.is_known
 
 
+def test_a_worker_with_fewer_sequences_does_not_count_as_slower_for_it() -> None:
+    """Ten times the steps a second, and twice the sequences in each."""
+    fast, slow = Speed(), Speed()
+    for seen, decode, running in ((fast, 600, 12), (slow, 30, 6)):
+        status = heartbeat("w", 10 * decode, decode, is_idle=True)
+        for i in range(running):
+            status.residents.add(
+                tenant="t", request_id=f"{i}", epoch=1, residence=scheduler_pb2.RESIDENCE_RUNNING
+            )
+        for _ in range(10):
+            seen.observe(status)
+    assert slowness_of(slow, fastest([fast, slow]), 1.0) == 9.25
+
+
 def test_a_worker_is_as_slow_as_in_the_rate_that_differs_less() -> None:
     assert slowness_of(speed(100, 33), BEST, 1.0) == 3.0
     assert slowness_of(speed(300, 10), BEST, 1.0) == 3.0
@@ -99,7 +113,7 @@ RATIO = st.floats(0.01, 1e6)
 
 @given(RATIO, st.lists(st.floats(0.9, 1.11), max_size=20))
 def test_a_ratio_that_wavers_by_a_tenth_does_not_move_a_worker(ratio: float, noise: list[float]) -> None:
-    best = Speed(1e6, 1e6)
+    best = Speed(1e6, 1e6, 1e6)
     now = slowness_of(speed(1e6 / ratio, 1e6 / ratio), best, 1.0)
     settled = [now]
     for factor in noise:
@@ -113,7 +127,7 @@ def test_a_ratio_that_wavers_by_a_tenth_does_not_move_a_worker(ratio: float, noi
 
 @given(RATIO, RATIO)
 def test_slowness_is_exact_bounded_and_near_the_ratio(ratio: float, before: float) -> None:
-    best = Speed(1e6, 1e6)
+    best = Speed(1e6, 1e6, 1e6)
     of = [speed(1e6 / each, 1e6 / each) for each in (before, ratio)]
     slowness = slowness_of(of[1], best, slowness_of(of[0], best, 1.0))
     assert slowness == 1.0 or slowness >= 2.0

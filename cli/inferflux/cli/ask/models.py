@@ -272,8 +272,8 @@ def _is_loaded(model: model_pb2.Model) -> bool:
 
 
 def _is_unloaded(model: model_pb2.Model, host: str, asked: model_pb2.Model) -> bool:
-    """True if the host has unloaded it, also if a request has had it loaded again since; where no host is named,
-    if all have.
+    """True if the host has unloaded it, also if a request has had it loaded again since; where no host is
+    named, if all have.
 
     Args:
         asked: the model as it was when hosts began to unload it.

@@ -1,9 +1,9 @@
 """How many times slower than the fastest worker of its model a worker is (pure).
 
 Workers measure their speed. What they measure depends on use as well: short prompts and few sequences
-understate it. So a worker's best counts, which fades slowly, and of prefill and decode the one in which it
-is closer to the fastest. Ratios below 2 count as none. Those above are rounded to steps of a quarter, and a
-worker stays on its step until the ratio is more than a step away.
+understate it. So a worker's best counts, which fades slowly, and of prefill, decode and decode for each
+sequence the one in which it is closest to the fastest. Ratios below 2 count as none. Those above are rounded
+to steps of a quarter, and a worker stays on its step until the ratio is more than a step away.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ _MOST = 64.0
 
 @dataclass(slots=True)
 class Speed:
-    """Tokens per second of one worker, the best of late."""
+    """Tokens per second of one worker, the best of late.
+
+    Attributes:
+        decode: of all its sequences together.
+        each: decode, for each sequence that runs.
+    """
 
     prefill: float = 0.0
     decode: float = 0.0
+    each: float = 0.0
     beats: int = 0
 
     @property
@@ -43,15 +49,17 @@ class Speed:
         if status.residents and prefill and decode:
             self.prefill = max(prefill, _FADE * self.prefill)
             self.decode = max(decode, _FADE * self.decode)
+            running = sum(r.residence == scheduler_pb2.RESIDENCE_RUNNING for r in status.residents)
+            self.each = max(decode / max(running, 1), _FADE * self.each)
             self.beats += 1
 
 
 def fastest(speeds: Collection[Speed]) -> Speed | None:
-    """The best prefill and the best decode of those that are known; None if fewer than two are."""
+    """The best of each rate among those that are known; None if fewer than two are."""
     known = [speed for speed in speeds if speed.is_known]
     if len(known) < 2:
         return None
-    return Speed(max(s.prefill for s in known), max(s.decode for s in known))
+    return Speed(*(max(each) for each in zip(*((s.prefill, s.decode, s.each) for s in known), strict=True)))
 
 
 def slowness_of(speed: Speed, best: Speed | None, now: float) -> float:
@@ -65,7 +73,8 @@ def slowness_of(speed: Speed, best: Speed | None, now: float) -> float:
     """
     if best is None or not speed.is_known:
         return 1.0
-    ratio = min(best.prefill / speed.prefill, best.decode / speed.decode, _MOST)
+    ratios = best.prefill / speed.prefill, best.decode / speed.decode, best.each / speed.each
+    ratio = min(*ratios, _MOST)
     if now > 1.0 and now / _STEP <= ratio <= now * _STEP:
         return now
     if ratio < (_LEAST if now == 1.0 else _LEAST / _STEP):
