@@ -189,3 +189,24 @@ async def test_another_worker_goes_on_with_the_beginning_that_it_shares(tmp_path
         await underway.end()
         assert await found_part(stack, "worker-1") > 0.3
         await client.close()
+
+
+@pytest.mark.parametrize("way", ["killed", "drained"])
+async def test_another_worker_goes_on_with_what_is_left_in_shared_memory(tmp_path: Path, way: str) -> None:
+    """As workers are set up by default: without a disk tier."""
+    async with Stack(options(tmp_path)) as stack:
+        client = Client(stack.endpoint, stack.api_key)
+        await set_draining(client, "worker-1")
+        underway = Underway(client, prompts(0))
+        await underway.have_begun()
+        await set_draining(client, "worker-1", undo=True)
+        if way == "killed":
+            await stack.kill("worker-0")
+        else:
+            drain = admin_pb2.DrainWorkerRequest(worker_id="worker-0", hand_over_after_ms=0)
+            async for _ in client.admin.DrainWorker(drain, metadata=client.metadata()):
+                pass
+        await underway.end()
+        assert {answer.worker_ids[-1] for answer in underway.answers} == {"worker-1"}
+        assert await found_part(stack, "worker-1") > 0.9
+        await client.close()

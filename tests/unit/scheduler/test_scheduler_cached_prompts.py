@@ -118,7 +118,7 @@ def lost_with_its_worker(core: SchedulerCore) -> actions.ReadReplay:
     core.on_job(make_request("r", prompt=500, max_tokens=10), "handle", 1, START_S, {"w1": 480})
     (dispatch,) = dispatches(core)
     assert dispatch.worker_id == "w1"
-    assert not dispatch.batch.items[0].was_lost
+    assert not dispatch.batch.items[0].seeks_state
     answer = worker_pb2.BatchAccepted(batch_id=dispatch.batch.batch_id, accepted_request_ids=["r"])
     core.on_batch_answer(answer, START_S)
     event = scheduler_pb2.WorkerEvent(worker_id="w1", incarnation="i")
@@ -140,7 +140,7 @@ def test_a_lost_request_goes_where_its_prefix_is_now(holder: str) -> None:
     (item,) = dispatch.batch.items
     assert list(item.request.generated_token_ids) == [7, 8, 9]
     assert item.request.epoch == 2
-    assert item.was_lost
+    assert item.seeks_state
     assert dispatch.batch.prefill_tokens == 500 + 3 - 496
 
 
@@ -210,3 +210,31 @@ def test_nothing_is_shared_with_other_tenants_and_scopes(fields: dict[str, str])
     core.on_job(other_choice(**fields), "handle", 2, START_S, {})
     (dispatch,) = dispatches(core)
     assert dispatch.worker_id != worker_id
+
+
+@pytest.mark.parametrize(("others", "is_left"), [("here", True), ("there", False), ("", False)])
+def test_what_is_computed_of_a_moved_request_goes_along_where_workers_share_an_exchange(
+    others: str, is_left: bool
+) -> None:
+    core = SchedulerCore(Limits(settle_s=0.0), now=START_S)
+    for worker_id, exchange in (("w1", "here"), ("w2", others)):
+        beat = status(worker_id)
+        beat.exchange = exchange
+        core.on_heartbeat(beat, START_S)
+    core.on_tick(START_S)
+    core.on_job(make_request("r", prompt=50, max_tokens=10), "handle", 1, START_S, {"w1": 48})
+    (dispatch,) = [a for a in core.plan(START_S) if isinstance(a, actions.Dispatch)]
+    assert dispatch.worker_id == "w1"
+    answer = worker_pb2.BatchAccepted(batch_id=dispatch.batch.batch_id, accepted_request_ids=["r"])
+    core.on_batch_answer(answer, START_S)
+    core.commands.drain("w1", now=START_S, hand_over_after_s=0.0)
+    out = [*core.on_tick(START_S + 1.0), *core.plan(START_S + 1.0)]
+    commands = [a.command for a in out if isinstance(a, actions.SendCommand)]
+    (drop,) = [command.drop for command in commands if command.HasField("drop")]
+    assert drop.leaves_state == is_left
+    (reading,) = [a for a in out if isinstance(a, actions.ReadReplay)]
+    replayed = ReplayedTokens(token_ids=[7, 8], epoch=1)
+    out = core.on_replay(reading.key, reading.read_id, replayed, START_S + 1.0, {})
+    (dispatch,) = [a for a in [*out, *core.plan(START_S + 1.0)] if isinstance(a, actions.Dispatch)]
+    assert dispatch.worker_id == "w2"
+    assert dispatch.batch.items[0].seeks_state == is_left

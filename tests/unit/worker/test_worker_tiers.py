@@ -513,7 +513,7 @@ def test_an_idle_engine_tells_what_it_finds_on_its_disk(tmp_path: Path) -> None:
 
 def retried(request_id: str, prompt: list[int], generated: list[int]) -> worker_pb2.BatchItem:
     made = item(request_id, prompt=prompt)
-    made.request.epoch, made.was_lost = 2, True
+    made.request.epoch, made.seeks_state = 2, True
     made.request.generated_token_ids.extend(generated)
     return made
 
@@ -550,7 +550,7 @@ def test_what_requests_have_computed_outlives_their_worker(tmp_path: Path) -> No
     preempt(dead, "waits", item("runs", prompt=prompts["runs"]))
     while len(emitted(dead, "runs")) < 3:
         dead.settle()
-    dead.engine.rescue(10.0)
+    dead.engine.leave_all_to_others(10.0)
     dead.engine.close()
     world = world_of(host_bytes=0, disk=Disk(tmp_path, IDENTITY), has_prefix_cache=True)
     settle_disk(world)
@@ -568,7 +568,7 @@ def test_without_a_disk_or_time_nothing_outlives_a_worker(tmp_path: Path, has_di
     world.submit(item("a", prompt=PROMPT))
     while not emitted(world, "a"):
         world.settle()
-    world.engine.rescue(0.0 if has_disk else 10.0)
+    world.engine.leave_all_to_others(0.0 if has_disk else 10.0)
     world.engine.close()
     assert not list(tmp_path.glob("*/*.kv"))
 
@@ -616,7 +616,7 @@ def test_a_request_that_was_only_moved_is_not_searched_for(tmp_path: Path) -> No
     settle_disk(world)
     dead.close()
     moved = retried("a", PROMPT, [])
-    moved.was_lost = False
+    moved.seeks_state = False
     world.submit(moved)
     assert run_out(world) == len(PROMPT)
     world.engine.close()
@@ -626,7 +626,7 @@ def test_a_search_that_takes_too_long_is_not_waited_for(slow_disk: tuple[Disk, t
     disk, go_on = slow_disk
     world = world_of(disk=disk)
     blocked = threading.Event()
-    disk._writer.submit(blocked.wait)
+    disk._searcher.submit(blocked.wait)
     world.submit(retried("a", [*PROMPT[::-1], 5], []))
     world.settle()
     assert emitted(world, "a") == []

@@ -48,6 +48,7 @@ class EngineConfig(_message.Message):
     DISK_PATH_FIELD_NUMBER: _builtins.int
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     DISK_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_EXCHANGE_ONLY_FIELD_NUMBER: _builtins.int
     HOST_EVICTION_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     KV_TYPE_K_FIELD_NUMBER: _builtins.int
@@ -91,6 +92,8 @@ class EngineConfig(_message.Message):
     disk_bytes: _builtins.int
     disk_prompt_tokens: _builtins.int
     """Prompts of at least this many tokens are written to disk once they are computed; 0: none are."""
+    is_exchange_only: _builtins.bool
+    """The folder is in shared memory, and no tier: only what requests leave for other workers goes there."""
     host_eviction: _builtins.str
     """Which cold prefixes leave host memory first: `lru`, `clock`; empty: `lru`."""
     kv_bytes: _builtins.int
@@ -143,6 +146,7 @@ class EngineConfig(_message.Message):
         disk_path: _builtins.str = ...,
         disk_bytes: _builtins.int = ...,
         disk_prompt_tokens: _builtins.int = ...,
+        is_exchange_only: _builtins.bool = ...,
         host_eviction: _builtins.str = ...,
         kv_bytes: _builtins.int = ...,
         kv_type_k: _builtins.str = ...,
@@ -160,7 +164,7 @@ class EngineConfig(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "placement", b"placement", "prefill_cells", b"prefill_cells", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "adapters", b"adapters", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "deterministic", b"deterministic", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "role", b"role", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells", "adapters", b"adapters", "batch_tokens", b"batch_tokens", "context_length", b"context_length", "deterministic", b"deterministic", "disk_bytes", b"disk_bytes", "disk_path", b"disk_path", "disk_prompt_tokens", b"disk_prompt_tokens", "draft_model_path", b"draft_model_path", "flash_attention", b"flash_attention", "gpu_layers", b"gpu_layers", "host_bytes", b"host_bytes", "host_eviction", b"host_eviction", "image_bytes", b"image_bytes", "is_exchange_only", b"is_exchange_only", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_type_k", b"kv_type_k", "kv_type_v", b"kv_type_v", "max_itl_factor", b"max_itl_factor", "mmproj_digest", b"mmproj_digest", "mmproj_path", b"mmproj_path", "model_digest", b"model_digest", "model_path", b"model_path", "placement", b"placement", "prefill_cells", b"prefill_cells", "prefix_cache", b"prefix_cache", "role", b"role", "sequences", b"sequences", "slots", b"slots", "speculation", b"speculation", "step_limit_s", b"step_limit_s", "threads", b"threads", "trials", b"trials", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_cells: _TypeAlias = _typing.Literal["prefill_cells"]  # noqa: Y015
     _WhichOneofArgType__prefill_cells: _TypeAlias = _typing.Literal["_prefill_cells", b"_prefill_cells"]  # noqa: Y015
@@ -376,17 +380,21 @@ class EngineCancel(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     IS_SILENT_FIELD_NUMBER: _builtins.int
+    LEAVES_STATE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     is_silent: _builtins.bool
+    leaves_state: _builtins.bool
+    """As in DropRequest."""
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         is_silent: _builtins.bool = ...,
+        leaves_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_silent", b"is_silent", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_silent", b"is_silent", "key", b"key", "leaves_state", b"leaves_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -459,23 +467,27 @@ Global___EngineResume: _TypeAlias = EngineResume  # noqa: Y015
 
 @_typing.final
 class EngineFlush(_message.Message):
-    """The last command of an engine that stops in order: it ends every request silently, and puts what is worth keeping
+    """The last commands of an engine that stops in order: it ends every request silently, and puts what is worth keeping
     of the KV cache and of host memory on disk.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LIMIT_MS_FIELD_NUMBER: _builtins.int
+    REQUESTS_ONLY_FIELD_NUMBER: _builtins.int
     limit_ms: _builtins.int
     """What is not written by then is lost, in milliseconds."""
+    requests_only: _builtins.bool
+    """Only the state of its requests, for workers that go on with them."""
     def __init__(
         self,
         *,
         limit_ms: _builtins.int = ...,
+        requests_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_ms", b"limit_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_ms", b"limit_ms", "requests_only", b"requests_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -676,6 +688,7 @@ class EngineReady(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PATHS_FIELD_NUMBER: _builtins.int
     HOST_BYTES_FIELD_NUMBER: _builtins.int
+    EXCHANGE_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_ERROR_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
@@ -705,6 +718,8 @@ class EngineReady(_message.Message):
     """Numbers of a vector; 0 of an engine that generates."""
     host_bytes: _builtins.int
     """Most host memory, as EngineConfig has it."""
+    exchange: _builtins.str
+    """As in WorkerStatus."""
     deterministic_error: _builtins.str
     """Why deterministic requests are refused, empty if they are not; absent unless EngineConfig.deterministic."""
     @_builtins.property
@@ -744,11 +759,12 @@ class EngineReady(_message.Message):
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
         paths: _abc.Iterable[_model_pb2.EnginePath] | None = ...,
         host_bytes: _builtins.int = ...,
+        exchange: _builtins.str = ...,
         deterministic_error: _builtins.str | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "exchange", b"exchange", "has_chat_template", b"has_chat_template", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deterministic_error: _TypeAlias = _typing.Literal["deterministic_error"]  # noqa: Y015
     _WhichOneofArgType__deterministic_error: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error"]  # noqa: Y015

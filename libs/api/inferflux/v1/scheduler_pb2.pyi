@@ -396,6 +396,7 @@ class WorkerStatus(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
+    EXCHANGE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -443,6 +444,8 @@ class WorkerStatus(_message.Message):
     """The pool it belongs to; empty: `default`."""
     zone: _builtins.str
     """The zone that it is in, a part of the fleet that can be lost as a whole; empty: it is not known."""
+    exchange: _builtins.str
+    """Names the folder through which workers of a machine hand the state of requests over; empty: it has none."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -500,10 +503,11 @@ class WorkerStatus(_message.Message):
         pool: _builtins.str = ...,
         zone: _builtins.str = ...,
         device_context: _device_pb2.DeviceContext | None = ...,
+        exchange: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "disk_tier", b"disk_tier", "host_tier", b"host_tier"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "exchange", b"exchange", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from inferflux.v1 import scheduler_pb2 as inferflux_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/worker.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"\x94\x01\n\tBatchItem\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.InferenceRequest\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x03 \x01(\r\x12\x13\n\x0burgency_key\x18\x04 \x01(\x01\x12\x0b\n\x03run\x18\x05 \x01(\r\x12\x10\n\x08was_lost\x18\x06 \x01(\x08\"L\n\nDeschedule\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0b\n\x03run\x18\x04 \x01(\r\"\xee\x01\n\x0cRequestBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\"\n\x05phase\x18\x03 \x01(\x0e\x32\x13.inferflux.v1.Phase\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.inferflux.v1.BatchItem\x12,\n\ndeschedule\x18\x05 \x03(\x0b\x32\x18.inferflux.v1.Deschedule\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x17\n\x0f\x63reated_unix_ms\x18\x07 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x08 \x01(\r\"[\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.inferflux.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"g\n\rBatchAccepted\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x1c\n\x14\x61\x63\x63\x65pted_request_ids\x18\x02 \x03(\t\x12&\n\x07refused\x18\x03 \x03(\x0b\x32\x15.inferflux.v1.Refusal\"@\n\x0b\x44ropRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\"\r\n\x0b\x44rainWorker\"\x0f\n\rUndrainWorker\"5\n\x0cLeaderNotice\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04J\x04\x08\x03\x10\x04\"\x90\x02\n\rWorkerCommand\x12)\n\x04\x64rop\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.DropRequestH\x00\x12*\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x19.inferflux.v1.DrainWorkerH\x00\x12.\n\x07undrain\x18\x04 \x01(\x0b\x32\x1b.inferflux.v1.UndrainWorkerH\x00\x12.\n\ndeschedule\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.DescheduleH\x00\x12/\n\x0b\x63lear_cache\x18\x06 \x01(\x0b\x32\x18.inferflux.v1.ClearCacheH\x00\x12\x0c\n\x04term\x18\x03 \x01(\x04\x42\t\n\x07\x63ommand*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02*\xab\x02\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REFUSAL_REASON_NO_MEMORY\x10\x01\x12\x1c\n\x18REFUSAL_REASON_NOT_READY\x10\x02\x12$\n REFUSAL_REASON_WRONG_INCARNATION\x10\x03\x12 \n\x1cREFUSAL_REASON_UNKNOWN_MODEL\x10\x04\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x05\x12\x1c\n\x18REFUSAL_REASON_CANCELLED\x10\x06\x12\x1b\n\x17REFUSAL_REASON_OLD_TERM\x10\x07\x12\x1f\n\x1bREFUSAL_REASON_NOT_RESIDENT\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/worker.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"\x97\x01\n\tBatchItem\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.InferenceRequest\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x03 \x01(\r\x12\x13\n\x0burgency_key\x18\x04 \x01(\x01\x12\x0b\n\x03run\x18\x05 \x01(\r\x12\x13\n\x0bseeks_state\x18\x06 \x01(\x08\"L\n\nDeschedule\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0b\n\x03run\x18\x04 \x01(\r\"\xee\x01\n\x0cRequestBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\"\n\x05phase\x18\x03 \x01(\x0e\x32\x13.inferflux.v1.Phase\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.inferflux.v1.BatchItem\x12,\n\ndeschedule\x18\x05 \x03(\x0b\x32\x18.inferflux.v1.Deschedule\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x17\n\x0f\x63reated_unix_ms\x18\x07 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x08 \x01(\r\"[\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.inferflux.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"g\n\rBatchAccepted\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x1c\n\x14\x61\x63\x63\x65pted_request_ids\x18\x02 \x03(\t\x12&\n\x07refused\x18\x03 \x03(\x0b\x32\x15.inferflux.v1.Refusal\"V\n\x0b\x44ropRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x14\n\x0cleaves_state\x18\x04 \x01(\x08\"\r\n\x0b\x44rainWorker\"\x0f\n\rUndrainWorker\"5\n\x0cLeaderNotice\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04J\x04\x08\x03\x10\x04\"\x90\x02\n\rWorkerCommand\x12)\n\x04\x64rop\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.DropRequestH\x00\x12*\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x19.inferflux.v1.DrainWorkerH\x00\x12.\n\x07undrain\x18\x04 \x01(\x0b\x32\x1b.inferflux.v1.UndrainWorkerH\x00\x12.\n\ndeschedule\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.DescheduleH\x00\x12/\n\x0b\x63lear_cache\x18\x06 \x01(\x0b\x32\x18.inferflux.v1.ClearCacheH\x00\x12\x0c\n\x04term\x18\x03 \x01(\x04\x42\t\n\x07\x63ommand*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02*\xab\x02\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REFUSAL_REASON_NO_MEMORY\x10\x01\x12\x1c\n\x18REFUSAL_REASON_NOT_READY\x10\x02\x12$\n REFUSAL_REASON_WRONG_INCARNATION\x10\x03\x12 \n\x1cREFUSAL_REASON_UNKNOWN_MODEL\x10\x04\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x05\x12\x1c\n\x18REFUSAL_REASON_CANCELLED\x10\x06\x12\x1b\n\x17REFUSAL_REASON_OLD_TERM\x10\x07\x12\x1f\n\x1bREFUSAL_REASON_NOT_RESIDENT\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=1169
-  _globals['_PHASE']._serialized_end=1236
-  _globals['_REFUSALREASON']._serialized_start=1239
-  _globals['_REFUSALREASON']._serialized_end=1538
+  _globals['_PHASE']._serialized_start=1194
+  _globals['_PHASE']._serialized_end=1261
+  _globals['_REFUSALREASON']._serialized_start=1264
+  _globals['_REFUSALREASON']._serialized_end=1563
   _globals['_BATCHITEM']._serialized_start=74
-  _globals['_BATCHITEM']._serialized_end=222
-  _globals['_DESCHEDULE']._serialized_start=224
-  _globals['_DESCHEDULE']._serialized_end=300
-  _globals['_REQUESTBATCH']._serialized_start=303
-  _globals['_REQUESTBATCH']._serialized_end=541
-  _globals['_REFUSAL']._serialized_start=543
-  _globals['_REFUSAL']._serialized_end=634
-  _globals['_BATCHACCEPTED']._serialized_start=636
-  _globals['_BATCHACCEPTED']._serialized_end=739
-  _globals['_DROPREQUEST']._serialized_start=741
-  _globals['_DROPREQUEST']._serialized_end=805
-  _globals['_DRAINWORKER']._serialized_start=807
-  _globals['_DRAINWORKER']._serialized_end=820
-  _globals['_UNDRAINWORKER']._serialized_start=822
-  _globals['_UNDRAINWORKER']._serialized_end=837
-  _globals['_LEADERNOTICE']._serialized_start=839
-  _globals['_LEADERNOTICE']._serialized_end=892
-  _globals['_WORKERCOMMAND']._serialized_start=895
-  _globals['_WORKERCOMMAND']._serialized_end=1167
+  _globals['_BATCHITEM']._serialized_end=225
+  _globals['_DESCHEDULE']._serialized_start=227
+  _globals['_DESCHEDULE']._serialized_end=303
+  _globals['_REQUESTBATCH']._serialized_start=306
+  _globals['_REQUESTBATCH']._serialized_end=544
+  _globals['_REFUSAL']._serialized_start=546
+  _globals['_REFUSAL']._serialized_end=637
+  _globals['_BATCHACCEPTED']._serialized_start=639
+  _globals['_BATCHACCEPTED']._serialized_end=742
+  _globals['_DROPREQUEST']._serialized_start=744
+  _globals['_DROPREQUEST']._serialized_end=830
+  _globals['_DRAINWORKER']._serialized_start=832
+  _globals['_DRAINWORKER']._serialized_end=845
+  _globals['_UNDRAINWORKER']._serialized_start=847
+  _globals['_UNDRAINWORKER']._serialized_end=862
+  _globals['_LEADERNOTICE']._serialized_start=864
+  _globals['_LEADERNOTICE']._serialized_end=917
+  _globals['_WORKERCOMMAND']._serialized_start=920
+  _globals['_WORKERCOMMAND']._serialized_end=1192
 # @@protoc_insertion_point(module_scope)

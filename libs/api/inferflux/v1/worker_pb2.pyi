@@ -90,7 +90,7 @@ class BatchItem(_message.Message):
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     URGENCY_KEY_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
-    WAS_LOST_FIELD_NUMBER: _builtins.int
+    SEEKS_STATE_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """A place to run, [0, slots). The latest assignment counts: another request that runs there is descheduled."""
     token_budget: _builtins.int
@@ -99,8 +99,8 @@ class BatchItem(_message.Message):
     """Lower is more urgent, the reverse of priority: prefills go in this order, evictions in the reverse."""
     run: _builtins.int
     """Counts the runs of a request in its epoch: the first is 0. A worker ignores runs older than the latest it received."""
-    was_lost: _builtins.bool
-    """The process that had the request last has died: what it left on this machine's disk is looked for."""
+    seeks_state: _builtins.bool
+    """The process that had the request last has died, or left its state for others of its machine: it is looked for."""
     @_builtins.property
     def request(self) -> _scheduler_pb2.InferenceRequest:
         """In a decode batch only tenant, request_id, epoch and model are set: the worker has the rest."""
@@ -113,11 +113,11 @@ class BatchItem(_message.Message):
         token_budget: _builtins.int = ...,
         urgency_key: _builtins.float = ...,
         run: _builtins.int = ...,
-        was_lost: _builtins.bool = ...,
+        seeks_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "run", b"run", "slot", b"slot", "token_budget", b"token_budget", "urgency_key", b"urgency_key", "was_lost", b"was_lost"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "run", b"run", "seeks_state", b"seeks_state", "slot", b"slot", "token_budget", b"token_budget", "urgency_key", b"urgency_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -262,19 +262,23 @@ class DropRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    LEAVES_STATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     epoch: _builtins.int
     tenant: _builtins.str
+    leaves_state: _builtins.bool
+    """A worker that shares its exchange goes on with it: what is computed of it is left there."""
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        leaves_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "leaves_state", b"leaves_state", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -318,6 +318,14 @@ class WorkerSettings(HttpClientSettings):
         ge=0,
         le=_MOST_INT32,
     )
+    shm_bytes: ByteCount = setting(
+        1 << 30,
+        "most bytes of shared memory (`/dev/shm`) for the state of requests that another worker of this "
+        "machine goes on with, after a crash, a drain or a move; 0: it is computed again. With `DISK_PATH` "
+        "that folder is used instead",
+        ge=0,
+        le=_MOST_INT64,
+    )
     load_limit_s: float = setting(
         600.0,
         "an engine that has not loaded its model and decoded with it by then is killed",

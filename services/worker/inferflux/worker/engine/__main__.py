@@ -5,8 +5,8 @@ Nothing but llama.cpp, numpy and what constraints need is imported here. One thr
 thread team belongs to the thread that calls it. Another waits for the lifeline's end, a third compiles
 constraints, a fourth waits for the process that checks answers, a fifth encodes images.
 
-When the worker is gone, the engine puts what its requests have computed on disk, if there is a disk tier, and
-ends: the worker that goes on with them need not compute it again.
+When the worker is gone, the engine leaves what its requests have computed in the exchange, if there is one,
+and ends: a worker of this machine that goes on with them need not compute it again.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def run(worker: _Worker, note: ImageNote) -> None:
         while True:
             serve_step(engine, worker, inbox, outbox)
     except (EOFError, ConnectionError):
-        engine.rescue(_RESCUE_S)
+        engine.leave_all_to_others(_RESCUE_S)
     except DecodeError:
         outbox.send()
         raise
@@ -148,7 +148,8 @@ def serve_step(engine: Engine, worker: _Worker, inbox: Inbox, outbox: Outbox) ->
     for command in inbox.take(idle_s):
         if command.HasField("flush"):
             outbox.send()
-            worker.send(engine.flush(command.flush.limit_ms / 1000))
+            flush = command.flush
+            worker.send(engine.flush(flush.limit_ms / 1000, requests_only=flush.requests_only))
         engine.obey(command)
     if outbox.has_waiting and any(sequence.is_prefilling for sequence in engine.running.values()):
         outbox.send()  # a step with a prompt is no short one
@@ -215,6 +216,7 @@ def _load(worker: _Worker, inbox: Inbox, note: ImageNote) -> Engine:
         has_chat_template=backend.vocab.chat_template is not None,
         disk_error=disk_error,
         host_bytes=config.host_bytes,
+        exchange=disk.exchange if disk is not None else "",
         kv_bytes=backend.kv_bytes,
         constraint_error=constraints.why_not,
         speculation_error=backend.speculation_error,
@@ -242,11 +244,14 @@ def _sharing(
 
 
 def _disk(config: engine_pb2.EngineConfig, identity: Identity) -> tuple[Disk | None, str]:
-    """(the disk tier if one is asked for, why there is none all the same)."""
+    """(the folder of states if one is asked for, why there is none all the same)."""
+    root = Path(config.disk_path)
     if not config.disk_path or config.disk_bytes == 0:
         return None, ""
+    if config.is_exchange_only and not root.parent.parent.is_dir():
+        return None, ""  # the machine has no shared memory
     try:
-        return Disk(Path(config.disk_path), identity), ""
+        return Disk(root, identity, is_tier=not config.is_exchange_only), ""
     except DiskUnavailable as error:
         return None, str(error)
 

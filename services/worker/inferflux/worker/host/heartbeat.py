@@ -49,6 +49,7 @@ class Heartbeat:
             kv_cells_shared=stats.kv_cells_shared,
             kv_cells_high_water=stats.kv_cells_high_water,
             kv_bytes=model.kv_bytes,
+            exchange=model.exchange,
             kv_types=model.kv_types,
             kv_cells_width=stats.kv_cells_width,
             kv_cells_holes=stats.kv_cells_holes,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+from hashlib import blake2b
+from pathlib import Path
+
 from inferflux.api.speculation import SOURCES
 from inferflux.common.contract.models.model_roles import embeds
 from inferflux.v1 import engine_pb2, model_pb2
@@ -24,6 +29,10 @@ from .catalog import Known, Wish
 _IMAGE_BYTES = 256 << 20
 # States that an engine with a disk tier may hold until they are written: `MOST_WAITING_BYTES` of its disk.
 WAITING_BYTES = 256 << 20
+
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - in it is a folder for this user alone
+_PASSWORD = re.compile(r"(?<=//)[^@/,]*@")
 
 
 def kv_types(settings: WorkerSettings) -> KvTypes:
@@ -125,9 +134,10 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
     takes_usual = is_own and not wish.has_sizes and not embeds(known.role)
     slots = _slots(settings, wish, known.role)
     devices = settings.device_wish.then(wish.devices)
-    disk = settings.disk_path
+    disk = settings.disk_path if settings.disk_bytes else None
     if disk is not None and not is_own:
         disk = disk / file.digest[:16]
+    exchange = _exchange(settings) if settings.shm_bytes and disk is None else None
     return engine_pb2.EngineConfig(
         model_path=str(file.path),
         worker_id=known.worker_id,
@@ -136,8 +146,9 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         # An engine of llama.cpp has none until it has its part of the budget.
         host_bytes=settings.host_bytes if settings.engine == "null" else 0,
         host_eviction=settings.host_eviction,
-        disk_path="" if disk is None else str(disk),
-        disk_bytes=settings.disk_bytes,
+        disk_path=str(disk or exchange or ""),
+        disk_bytes=settings.disk_bytes if disk is not None else settings.shm_bytes,
+        is_exchange_only=exchange is not None,
         disk_prompt_tokens=settings.disk_prompt_tokens,
         model_digest=file.digest,
         role=known.role,
@@ -162,6 +173,13 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         mmproj_digest=wish.projector_digest,
         image_bytes=_IMAGE_BYTES,
     )
+
+
+def _exchange(settings: WorkerSettings) -> Path:
+    """The folder in shared memory of the workers of this user that reach the same NATS servers."""
+    servers = _PASSWORD.sub("", settings.nats_url)
+    fleet = blake2b(servers.encode(), digest_size=8).hexdigest()
+    return _SHARED_MEMORY / f"ifx_kv_{os.getuid()}" / fleet
 
 
 def with_trials(

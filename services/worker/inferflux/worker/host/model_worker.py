@@ -37,6 +37,8 @@ from .intake import Intake
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+# For what requests have computed, at the end of a drain.
+_LEAVE_S = 1.0
 # The part of the drain limit that writing KV state to disk may take, and what requests leave it at least.
 _FLUSH_PART = 0.25
 _SHORTEST_FLUSH_S = 1.0
@@ -162,6 +164,7 @@ class ModelWorker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_limit_s):
                 await self.model.until_none_runs()
+        await self.model.flush(_LEAVE_S, requests_only=True)
         n_left = await self._hand_over()
         log.info("drained", model=self.model.name, handed_over=n_left)
         limit_s = self._drain_limit_s

@@ -37,7 +37,9 @@ def ready(
         log.warning("not on the devices that were asked for", model=model, why=warning)
     without = {
         "the prefill context is off: long prompts are chunked in mixed batches": report.prefill_context_error,
-        "the disk tier is off": report.disk_error,
+        "what requests have computed is not handed over"
+        if config.is_exchange_only
+        else "the disk tier is off": report.disk_error,
         "flash attention is not as asked for": devices.flash_attention_reason,
         "answers cannot be constrained": report.constraint_error,
         "requests are refused: they cannot be deterministic": report.deterministic_error,
@@ -71,7 +73,7 @@ def ready(
 def stepped(model: str, report: engine_pb2.StepReport) -> None:
     """Log the faults that a step found, if any."""
     if report.disk_error:
-        log.warning("the disk tier takes nothing for a while", model=model, why=report.disk_error)
+        log.warning("KV state could not be put where it should be", model=model, why=report.disk_error)
     if report.draft_model_error:
         log.error("the draft model drafts no more", model=model, why=report.draft_model_error)
     if report.ledger_repairs:
@@ -81,7 +83,8 @@ def stepped(model: str, report: engine_pb2.StepReport) -> None:
 
 def flushed(model: str, report: engine_pb2.EngineFlushed) -> None:
     """It has put KV state on disk."""
-    log.info("KV state is on disk", model=model, states=report.states, bytes=report.bytes)
+    if report.states:
+        log.info("KV state is on disk", model=model, states=report.states, bytes=report.bytes)
 
 
 def cleared(model: str, cache_scope: str, report: scheduler_pb2.CacheCleared) -> None:

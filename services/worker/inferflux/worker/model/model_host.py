@@ -46,6 +46,7 @@ class ModelHost:
         host_limit: of the engine's host memory.
         stats: the engine's latest figures.
         kv_bytes: memory that keys and values of all KV cells take; 0 until it is known.
+        exchange: names the folder through which its engine hands states over; empty: it has none.
         cache_counts: what was looked up in the engines' caches since the worker began.
         prefix_sharing, prefix_sharing_reason: as in `WorkerStatus`; unspecified before the model is loaded.
         device_context: what it runs on; None before it was loaded.
@@ -76,6 +77,7 @@ class ModelHost:
         self.rates = Rates()
         self.stats = engine_pb2.StepStats()
         self.kv_bytes = 0
+        self.exchange = ""
         self.cache_counts = CacheCounts()
         self.prefix_sharing = scheduler_pb2.PREFIX_SHARING_UNSPECIFIED
         self.prefix_sharing_reason = ""
@@ -156,14 +158,19 @@ class ModelHost:
         finally:
             await background.close()
 
-    async def flush(self, limit_s: float) -> None:
+    async def flush(self, limit_s: float, *, requests_only: bool = False) -> None:
         """Have the engine put what is worth keeping on disk, if it has one, within `limit_s`. It takes no
-        request any more."""
+        request any more.
+
+        Args:
+            requests_only: have it leave the state of its requests to others, and nothing else.
+        """
         engine = self._options.engine
-        if not (engine.disk_path and engine.disk_bytes and limit_s > 0) or self.why_not_ready:
+        has_folder = engine.disk_path and engine.disk_bytes and (requests_only or not engine.is_exchange_only)
+        if not (has_folder and limit_s > 0) or self.why_not_ready:
             return
         self._flushed.clear()
-        flush = engine_pb2.EngineFlush(limit_ms=int(limit_s * 1000))
+        flush = engine_pb2.EngineFlush(limit_ms=int(limit_s * 1000), requests_only=requests_only)
         self._engine.send(engine_pb2.EngineCommand(flush=flush))
         if not await is_set_within(self._flushed, limit_s + _FLUSH_STEP_S):
             log.warning("the KV cache was not put on disk in time", model=self.name, limit_s=limit_s)
@@ -222,7 +229,7 @@ class ModelHost:
         """Be rid of a request without a terminal chunk, if it is resident."""
         dropped = self.residents.drop(request_key(command.tenant, command.request_id), command.epoch)
         if dropped is not None:
-            self._discard(dropped, "dropped")
+            self._discard(dropped, "dropped", leaves_state=command.leaves_state)
 
     def cancel(self, notice: scheduler_pb2.CancelNotice, now: float) -> None:
         """End a request with a terminal chunk, now or when its attempt comes."""
@@ -272,14 +279,14 @@ class ModelHost:
         """Have the engine report all that it has cached once more."""
         self._engine.send(engine_pb2.EngineCommand(report_cache=engine_pb2.EngineReportCache()))
 
-    def _discard(self, resident: Resident, why: str) -> None:
+    def _discard(self, resident: Resident, why: str, *, leaves_state: bool = False) -> None:
         self._shared.spans.left(resident, "dropped")
         self.residents.left([resident], time.monotonic())
         request_log.left(resident, why)
-        self._send_cancel(resident.key, is_silent=True)
+        self._send_cancel(resident.key, is_silent=True, leaves_state=leaves_state)
 
-    def _send_cancel(self, key: str, *, is_silent: bool) -> None:
-        cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent)
+    def _send_cancel(self, key: str, *, is_silent: bool, leaves_state: bool = False) -> None:
+        cancel = engine_pb2.EngineCancel(key=key, is_silent=is_silent, leaves_state=leaves_state)
         self._engine.send(engine_pb2.EngineCommand(cancel=cancel))
 
     def hand_over(self) -> list[Resident]:
@@ -367,6 +374,7 @@ class ModelHost:
         self.host_limit.taken(ready.host_bytes)
         learn_card(self.card, ready, projector=self._options.engine.mmproj_digest)
         self.kv_bytes = ready.kv_bytes
+        self.exchange = ready.exchange
         self.device_context = ready.device_context
         self._metrics.runs_on(ready.device_context)
         self._metrics.cache_is(ready.kv_cells, ready.kv_bytes)

@@ -46,13 +46,16 @@ def begin(batch: worker_pb2.RequestBatch, jobs: Sequence[Job]) -> None:
     batch.prefill_tokens = sum(prefill_tokens(job) for job in jobs)
 
 
-def add(batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_budget: int) -> None:
+def add(
+    batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_budget: int, exchange: str = ""
+) -> None:
     """Add the item for a job that has its slot, after more urgent ones.
 
     The worker has a resumed request already: it is only named.
 
     Args:
         token_budget: its timeslice; 0: none.
+        exchange: of the worker.
 
     Raises:
         ValueError: it has no slot.
@@ -68,7 +71,7 @@ def add(batch: worker_pb2.RequestBatch, job: Job, assignment: Assignment, token_
         item.request.priority = job.priority
     else:
         item.request.CopyFrom(job.request)
-        item.was_lost = job.retries.was_lost
+        item.seeks_state = job.retries.seeks_state(exchange)
     item.request.epoch = job.epoch
 
 

@@ -338,7 +338,7 @@ class Planner:
             batches.begin(message, batch)
             for job in batch:
                 self._state.handle(job)
-                batches.add(message, job, worker.assignments[job.key], self._timeslice(job))
+                batches.add(message, job, worker.assignments[job.key], self._timeslice(job), worker.exchange)
             victims = ()
             waits_s = tuple(now - job.enqueued_s for job in batch if not job.has_run)
             in_flight = tuple((job, job.epoch) for job in batch)

@@ -259,9 +259,12 @@ class SchedulerState:
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
         out: list[Action] = [actions.CountRetry(job.key, reason.value, job.handle)]
-        job.retries = job.retries.after_loss(job.worker_id, reason)
+        worker = self.worker_of(job)
+        left_in = worker.exchange if worker is not None and reason.leaves_state else ""
+        job.retries = job.retries.after_loss(job.worker_id, reason, left_in)
         if must_drop and job.worker_id is not None:
-            out.append(self.drop(job.worker_id, job.key, job.epoch))
+            leaves_state = bool(left_in) and self._shares_exchange(job, left_in)
+            out.append(self.drop(job.worker_id, job.key, job.epoch, leaves_state=leaves_state))
         self.leave_queue(job)
         self.release(job)
         job.next_epoch()
@@ -374,8 +377,19 @@ class SchedulerState:
             if (worker.has_slot_for(Start.RESUME) and is_wanted) or (queue and queue.has_suspects):
                 self._unplanned.add(model)
 
-    def drop(self, worker_id: str, key: RequestKey, epoch: int) -> Action:
+    def _shares_exchange(self, job: Job, exchange: str) -> bool:
+        """True if another worker of the job's model would find what its worker leaves."""
+        others = (w for w in self.placement.live(job.model) if w.worker_id != job.worker_id)
+        return any(worker.exchange == exchange for worker in others)
+
+    def drop(self, worker_id: str, key: RequestKey, epoch: int, *, leaves_state: bool = False) -> Action:
+        """The command that rids a worker of a request.
+
+        Args:
+            leaves_state: for another worker of its exchange.
+        """
         command = worker_pb2.WorkerCommand()
+        command.drop.leaves_state = leaves_state
         command.drop.request_id = key.request_id
         command.drop.tenant = key.tenant
         command.drop.epoch = epoch

@@ -317,6 +317,8 @@ class WorkerSlots:
         self.digests = {card.name: card.digest for card in status.models}
         self.pool: str = status.pool or worker_pools.DEFAULT
         self.zone: str = status.zone
+        # Workers of the same one hand the state of requests to each other; empty: it has none.
+        self.exchange: str = status.exchange
         # Whether requests can begin with what others have computed there.
         self.shares_prefixes = status.prefix_sharing != scheduler_pb2.PREFIX_SHARING_NONE
         # Models whose answers it constrains.

@@ -251,7 +251,7 @@ class Memory:
         reuse.had_hit = True
 
     def search(self, sequence: Sequence) -> None:
-        """Have a request whose process has died looked for in what that left on disk."""
+        """Search for what another process has left of a request."""
         self._saved.search(sequence)
 
     def must_wait(self, sequence: Sequence) -> bool:
@@ -313,10 +313,15 @@ class Memory:
         """
         return self._saved.store(self.prefixes.cached(), limit_s)
 
-    def rescue(self, sequences: Iterable[Sequence], limit_s: float) -> None:
-        """Put what is computed of these on disk, in order, as far as `limit_s` goes. What the prefill context
-        computes is lost."""
-        self._saved.rescue((s for s in sequences if not s.is_outside_main_context), limit_s)
+    def leave_to_others(self, sequences: Iterable[Sequence], limit_s: float) -> None:
+        """Leave what is computed of these to other engines of this machine, in order, as far as `limit_s`
+        goes. What the prefill context computes is lost."""
+        self._saved.leave_all_to_others((s for s in sequences if _can_be_left(s)), limit_s)
+
+    def leave_to_another(self, sequence: Sequence) -> None:
+        """Leave what is computed of a sequence to another engine of this machine, some time later."""
+        if _can_be_left(sequence):
+            self._saved.leave_to_others(sequence)
 
     def close_holes(self, plan: StepPlan) -> None:
         """After a step: move the filled cells together, if what holes between them may cost has reached that.
@@ -386,3 +391,9 @@ class Memory:
             self.prefixes.drop(sequence.seq_id)
             self._seq_ids.give_back(sequence.seq_id)
             sequence.seq_id = NO_SEQ_ID
+
+
+def _can_be_left(sequence: Sequence) -> bool:
+    """True if another engine can go on with what is computed of a sequence."""
+    is_whole = sequence.images.shareable(sequence.position) == sequence.position
+    return is_whole and not sequence.is_outside_main_context

@@ -154,12 +154,14 @@ class SavedStates:
             self._tiers.keep_on_disk(envelope)
 
     def search(self, sequence: Sequence) -> None:
-        """Have a request whose process has died looked for in what that left on disk."""
-        self._tiers.search(sequence.origin.cache_scope, sequence.tokens[: sequence.n_tokens].copy())
+        """Search for what another process has left of a request."""
+        tokens = sequence.tokens[: sequence.n_tokens].copy()
+        sequence.restore.search = self._tiers.search(sequence.origin.cache_scope, tokens)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """True if a request of a dead process waits for what may be found of it."""
-        if not sequence.origin.was_lost or sequence.restore.is_looked_up or not self._tiers.is_scanning:
+        """True if a request waits for what may be found of it."""
+        search = sequence.restore.search
+        if search is None or search.is_over:
             return False
         limit_s = max(_SEARCH_PART * self._tiers.rates.prefill_s(sequence.n_tokens), _SHORTEST_SEARCH_S)
         return self._clock_s() - sequence.times.started_s < min(limit_s, SEARCH_LIMIT_S)
@@ -185,6 +187,9 @@ class SavedStates:
                 restore.fetch = self._tiers.fetch(match)
                 restore.fetch_began_s = self._clock_s()
                 self._go_on_fetching(sequence)
+            if restore.search is not None:
+                self._tiers.searched(restore.search)
+                restore.search = None
 
     def restore(self, sequence: Sequence) -> bool:
         """Copy the state of a sequence to its sequence id, and drop it; whether it is there now."""
@@ -228,25 +233,31 @@ class SavedStates:
             all(tiers.files.store(kept, left_s()) for kept in tiers.cold_in_host())
         return tiers.stored(left_s())
 
-    def rescue(self, sequences: Iterable[Sequence], limit_s: float) -> None:
-        """Put what is computed of requests on disk, in order.
+    def leave_to_others(self, sequence: Sequence) -> None:
+        """Leave what is computed of a request to other engines of this machine, some time later."""
+        held = self._tiers.held_for(sequence)
+        if held is not None and held.envelope is not None:
+            self._tiers.leave(held.envelope)
+        elif sequence.is_loaded and sequence.position >= BLOCK:
+            scope, tokens = sequence.origin.cache_scope, sequence.tokens[: sequence.position]
+            n_bytes = self._cache.state_size(sequence.seq_id)
+            if n_bytes and self._tiers.rates.is_worth_keeping(n_bytes, tokens.shape[0]):
+                envelope = self._tiers.blank(scope, tokens, n_bytes)
+                if self._copy_out(sequence.seq_id, envelope):
+                    self._tiers.leave(envelope)
+
+    def leave_all_to_others(self, sequences: Iterable[Sequence], limit_s: float) -> None:
+        """Leave what is computed of requests to other engines of this machine, in order.
 
         Args:
             limit_s: what is not written by then is lost.
         """
-        left_s, tiers = self._countdown(limit_s), self._tiers
-        for sequence in sequences if tiers.has_disk else ():
-            held = tiers.held_for(sequence)
-            if held is not None:
-                has_room = tiers.files.store(held, left_s())
-            elif sequence.is_loaded and sequence.position >= BLOCK:
-                tokens = sequence.tokens[: sequence.position]
-                has_room = self._store_cached(sequence.seq_id, sequence.origin.cache_scope, tokens, left_s())
-            else:
-                continue
-            if not has_room:
+        left_s = self._countdown(limit_s)
+        for sequence in sequences:
+            if left_s() <= 0:
                 break
-        tiers.stored(left_s())
+            self.leave_to_others(sequence)
+        self._tiers.left(left_s())
 
     def _countdown(self, limit_s: float) -> Callable[[], float]:
         """Tells how many of these seconds are left."""

@@ -109,7 +109,7 @@ def _origin_of(item: worker_pb2.BatchItem) -> Origin:
         adapter=request.adapter_digest,
         cache_scope=cache_scope_of(request),
         is_retry=request.epoch > 1,
-        was_lost=item.was_lost,
+        seeks_state=item.seeks_state,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferflux.worker.engine.kv.envelope import Envelope
+from inferflux.worker.engine.tiers.disk import Search
 from inferflux.worker.engine.tiers.rates import Tier
 from inferflux.worker.engine.tiers.reads import Fetch
 
@@ -20,7 +21,7 @@ class Origin:
         adapter: digest of the adapter that computes it; empty: none. A step holds sequences of one adapter.
         cache_scope: requests of the same scope share cached prefixes.
         is_retry: whether another process had it before.
-        was_lost: whether that one is dead.
+        seeks_state: whether that one is dead, or has left its state to others.
     """
 
     request_id: str
@@ -30,7 +31,7 @@ class Origin:
     adapter: str = ""
     cache_scope: str = ""
     is_retry: bool = False
-    was_lost: bool = False
+    seeks_state: bool = False
 
 
 @dataclass(slots=True)
@@ -62,6 +63,7 @@ class Restore:
         fetch: a prefix on its way to host memory, since `fetch_began_s`, by the monotonic clock.
         restored_from: where `state` is from if it was found.
         is_looked_up: whether the tiers were asked.
+        search: for what another process left of it.
     """
 
     state: Envelope | None = None
@@ -69,6 +71,7 @@ class Restore:
     fetch_began_s: float = 0.0
     restored_from: Tier | None = None
     is_looked_up: bool = False
+    search: Search | None = None
 
 
 @dataclass(slots=True)

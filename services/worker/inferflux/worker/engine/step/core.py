@@ -141,17 +141,30 @@ class Engine(Shell[Sequence]):
         )
         self._check_times = CheckTimes(self._clock.monotonic_s())
 
-    def flush(self, limit_s: float) -> engine_pb2.EngineReport:
-        """End every request silently, and put what is worth keeping on disk, within `limit_s`."""
+    def flush(self, limit_s: float, *, requests_only: bool = False) -> engine_pb2.EngineReport:
+        """End every request silently, and put what is worth keeping on disk, within `limit_s`.
+
+        Args:
+            requests_only: leave the state of the requests to others, and nothing else.
+        """
+        if requests_only:
+            self.leave_all_to_others(limit_s)
         for sequence in list(self.residents.values()):
             self._leave(sequence)
+        if requests_only:
+            return engine_pb2.EngineReport(flushed=engine_pb2.EngineFlushed())
         self._tiers.poll()
         states, n_bytes = self._memory.store(limit_s)
         return engine_pb2.EngineReport(flushed=engine_pb2.EngineFlushed(states=states, bytes=n_bytes))
 
-    def rescue(self, limit_s: float) -> None:
-        """Put what is computed of the requests on disk, within `limit_s`: their worker is gone."""
-        self._memory.rescue(sorted(self.residents.values(), key=lambda s: s.order), limit_s)
+    def leave_all_to_others(self, limit_s: float) -> None:
+        """Leave what is computed of the requests to other engines of this machine, within `limit_s`."""
+        self._memory.leave_to_others(sorted(self.residents.values(), key=lambda s: s.order), limit_s)
+
+    def cancel(self, key: str, *, is_silent: bool, leaves_state: bool = False) -> None:
+        if leaves_state and key in self.residents:
+            self._memory.leave_to_another(self.residents[key])
+        super().cancel(key, is_silent=is_silent)
 
     def close(self) -> None:
         """Leave the disk tier to the next process."""

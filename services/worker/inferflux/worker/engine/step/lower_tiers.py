@@ -26,8 +26,8 @@ class LowerTiers(Part):
         self._saved = saved
 
     def begin(self, sequence: Sequence, _request: scheduler_pb2.InferenceRequest) -> None:
-        """Have a request whose process has died looked for in what that left on disk."""
-        if sequence.origin.was_lost and not sequence.computes_all:
+        """Search for what another process has left of a request."""
+        if sequence.origin.seeks_state and not sequence.computes_all:
             self._saved.search(sequence)
 
     def poll(self, _now_s: float) -> Iterable[Outcome]:

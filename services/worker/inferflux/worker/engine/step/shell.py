@@ -128,7 +128,8 @@ class Shell(ABC, Generic[R]):
             case "start":
                 self.start(command.start)
             case "cancel":
-                self.cancel(command.cancel.key, is_silent=command.cancel.is_silent)
+                cancel = command.cancel
+                self.cancel(cancel.key, is_silent=cancel.is_silent, leaves_state=cancel.leaves_state)
             case "deschedule":
                 self.deschedule(command.deschedule)
             case "resume":
@@ -145,8 +146,12 @@ class Shell(ABC, Generic[R]):
         self._schedule(resident, item.slot)
         self._begin(resident, item)
 
-    def cancel(self, key: str, *, is_silent: bool) -> None:
-        """End a request; nothing if it is not resident."""
+    def cancel(self, key: str, *, is_silent: bool, leaves_state: bool = False) -> None:  # noqa: ARG002
+        """End a request; nothing if it is not resident.
+
+        Args:
+            leaves_state: another engine of this machine goes on with it. Here it computes it again.
+        """
         resident = self.residents.get(key)
         if resident is None:
             return

@@ -1,7 +1,8 @@
 """Reads and writes of the disk tier, off the engine's thread.
 
-One thread scans, writes and removes, in order; another reads. The engine's thread takes the results between
-two steps. A disk that refuses a write is left alone for a while: what would be written is dropped.
+One thread scans, writes and removes, in order; another reads, a third searches in what other processes left.
+The engine's thread takes the results between two steps. A disk that refuses a write is left alone for a
+while: what would be written is dropped.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
 from inferflux.worker.engine.kv.envelope import Envelope, Header, Identity, Refused, TokenArray
 
-from .folder import Folder, FolderInUse, IsWanted, name_of
+from .folder import Folder, FolderInUse, make_private, name_of
 from .index import BLOCK, common_prefix
 
 PAUSE_S = 60.0
 # How long what a dead process left is looked for, and how often.
 SEARCH_LIMIT_S = 0.5
-_SEARCH_INTERVAL_S = 0.02
+_SEARCH_INTERVAL_S = 0.01
+# A state and the request that it is of have this part of the shorter one's tokens in common at least: either
+# may have some that the other has not.
+_NEARLY_ALL = 7 / 8
 # A dead process's files are removed when another one starts and they were unused for this many seconds.
 LEFT_S = 7 * 86_400
 # Writes that wait hold their state in memory.
@@ -57,6 +61,45 @@ class Change:
     header: Header
 
 
+@dataclass(slots=True, eq=False)
+class Search:
+    """Search for a prefix of `tokens` in what other processes left.
+
+    Attributes:
+        tokens: ids of shape (n,).
+        names: of the files that were found.
+        found: most of the first tokens that a file has.
+        is_over: whether `changes` has given all that was found.
+    """
+
+    scope: str
+    tokens: TokenArray
+    names: list[str] = field(default_factory=list)
+    found: int = 0
+    is_over: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """True if a file was found that has nearly all."""
+        return self.found >= _NEARLY_ALL * len(self.tokens)
+
+    def matched(self, header: Header) -> int:
+        """Return how many of the first tokens a state has; 0 if it is hardly this request's own.
+
+        Others may begin alike, with a system prompt: theirs is left to them.
+        """
+        if header.scope != self.scope:
+            return 0
+        n = common_prefix(header.tokens[: header.n_past], self.tokens)
+        return n if n >= max(BLOCK, _NEARLY_ALL * min(header.n_past, len(self.tokens))) else 0
+
+    def take(self, name: str, header: Header) -> None:
+        """A file is here now."""
+        if n := self.matched(header):
+            self.names.append(name)
+            self.found = max(self.found, n)
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """Result of a read: an envelope, or None if the file is damaged or gone; and the seconds it took."""
@@ -70,14 +113,26 @@ class Disk:
 
     Args:
         clock_s: monotonic clock.
+        is_tier: whether states are kept there; if not, it has an exchange alone, and nothing outlives this
+            object but what lies in that.
 
     Raises:
         DiskUnavailable: the folder cannot be used.
     """
 
-    def __init__(self, root: Path, identity: Identity, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        root: Path,
+        identity: Identity,
+        clock_s: Callable[[], float] = time.monotonic,
+        *,
+        is_tier: bool = True,
+    ) -> None:
         self._root = root
+        self.is_tier = is_tier
         try:
+            if not is_tier:
+                make_private(root.parent)
             self._folder = Folder(root)
         except (OSError, FolderInUse) as error:
             raise DiskUnavailable(str(error)) from None
@@ -85,10 +140,11 @@ class Disk:
         self._clock_s = clock_s
         self._writer = ThreadPoolExecutor(1, "kv-writer")
         self._reader = ThreadPoolExecutor(1, "kv-reader")
+        self._searcher = ThreadPoolExecutor(1, "kv-searcher")
         # Prefixes that are searched for.
-        self._wanted: deque[tuple[str, TokenArray]] = deque()
-        # None: a scan is over.
-        self._changes: deque[Change | None] = deque()
+        self._wanted: deque[Search] = deque()
+        # None: the scan of the start is over. A search: that one is.
+        self._changes: deque[Change | Search | None] = deque()
         self._waiting_bytes = 0
         self._written: deque[int] = deque()
         self._writes: deque[Future[None]] = deque()
@@ -97,13 +153,20 @@ class Disk:
         self._errors: deque[str] = deque(maxlen=1)
         # Scans that are not over, or whose end `changes` has not come to yet.
         self._scans = 0
-        self._begin_scan()
+        if is_tier:
+            self._begin_scan()
+        else:
+            self._writer.submit(self._sweep)
 
     def close(self) -> None:
         """Finish the write that is under way, and drop the others."""
         self._writer.shutdown(cancel_futures=True)
         self._reader.shutdown(cancel_futures=True)
-        self._folder.close()
+        self._searcher.shutdown(cancel_futures=True)
+        if self.is_tier:
+            self._folder.close()
+        else:
+            self._folder.give_up()
 
     def flush(self) -> None:
         """Wait for everything that is to be written or removed."""
@@ -179,10 +242,12 @@ class Disk:
         with contextlib.suppress(IndexError):
             while True:
                 change = self._changes.popleft()
-                if change is None:
-                    self._scans -= 1
-                else:
+                if isinstance(change, Change):
                     found.append(change)
+                    continue
+                self._scans -= 1
+                if change is not None:
+                    change.is_over = True
         return found
 
     @property
@@ -194,50 +259,70 @@ class Disk:
         """Reason why writing is off for a while; empty if it is not, or was told before."""
         return self._errors.popleft() if self._errors else ""
 
-    def search(self, scope: str, tokens: TokenArray) -> None:
-        """Look for a prefix of these tokens in the folders of processes that live no more; `changes` tells of
-        what was found."""
-        self._wanted.append((scope, tokens))
+    def search(self, scope: str, tokens: TokenArray) -> Search:
+        """Look for a prefix of these tokens in the exchange, and in the folders of processes that live no
+        more; `changes` tells of what was found."""
+        search = Search(scope, tokens)
+        self._wanted.append(search)
         self._scans += 1
-        self._writer.submit(self._search)
+        self._searcher.submit(self._search)
+        return search
+
+    def leave(self, envelope: Envelope, most_bytes: int) -> None:
+        """Put an envelope in the exchange some time later, where all there takes `most_bytes` at most."""
+        self._waiting_bytes += envelope.n_bytes
+        self._writes.append(self._writer.submit(self._leave, envelope, most_bytes))
+
+    @property
+    def exchange(self) -> str:
+        """Name of the exchange."""
+        return self._folder.name
 
     def _search(self) -> None:
-        """Once for all that is wanted by now."""
-        wanted: list[tuple[str, TokenArray]] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                wanted.append(self._wanted.popleft())
+        """Once for all that is searched for by now, and comes meanwhile.
+
+        A process that was killed has its folder until its memory is freed, and one that lives takes a moment
+        to leave what it was told to. So both are looked at again for half a second.
+        """
+        until_s = time.monotonic() + SEARCH_LIMIT_S
+        others = self._folder.others() if self._wanted else []
+        searches: list[Search] = []
+        while True:
+            with contextlib.suppress(IndexError):
+                while True:
+                    searches.append(self._wanted.popleft())
+            if not searches:
+                return
+            try:
+                found = self._take_over(others, searches)
+            except OSError as error:
+                self._errors.append(f"the KV files of others could not be listed: {error}")
+                found, until_s = [], 0.0
+            for search in searches:
+                for each in found:
+                    search.take(*each)
+            self._changes.extend(Change(Event.FOUND, name, header) for name, header in found)
+            is_late = time.monotonic() >= until_s
+            over = [search for search in searches if search.is_complete or is_late]
+            self._changes.extend(over)
+            searches = [search for search in searches if search not in over]
+            if searches:
+                time.sleep(_SEARCH_INTERVAL_S)
+
+    def _take_over(self, others: list[Path], searches: list[Search]) -> list[tuple[str, Header]]:
+        """(name, header) of what is searched for and found now. Folders of the dead leave `others`: nothing
+        comes there any more."""
 
         def is_wanted(header: Header) -> bool:
-            held = header.tokens[: header.n_past]
-            return any(
-                scope == header.scope and common_prefix(held, tokens) >= BLOCK for scope, tokens in wanted
-            )
+            return any(search.matched(header) for search in searches)
 
-        try:
-            if wanted:
-                self._take_over(is_wanted)
-        except OSError as error:
-            self._errors.append(f"the KV files of others could not be listed: {error}")
-        finally:
-            self._changes.append(None)
-
-    def _take_over(self, is_wanted: IsWanted) -> None:
-        """A process that was killed has its folder until its memory is freed, which takes a moment."""
-        until_s = time.monotonic() + SEARCH_LIMIT_S
-        others = self._folder.others()
-        was_found = False
-        while others and not was_found:
-            for path in others.copy():
-                found = self._folder.take_over(path, self._identity, is_wanted)
-                if found is None:
-                    continue
+        taken = self._folder.take_over(self._folder.exchange, self._identity, is_wanted) or []
+        for path in others.copy():
+            found = self._folder.take_over(path, self._identity, is_wanted)
+            if found is not None:
+                taken += found
                 others.remove(path)
-                was_found |= bool(found)
-                self._changes.extend(Change(Event.FOUND, name, header) for name, header in found)
-            if time.monotonic() >= until_s:
-                return
-            time.sleep(_SEARCH_INTERVAL_S if others and not was_found else 0)
+        return taken
 
     def _begin_scan(self) -> None:
         self._scans += 1
@@ -266,6 +351,21 @@ class Disk:
             if self._clock_s() >= self._paused_until_s:
                 self._paused_until_s = self._clock_s() + PAUSE_S
                 self._errors.append(f"KV state could not be written, not tried for {PAUSE_S:g} s: {error}")
+        finally:
+            self._written.append(envelope.n_bytes)
+
+    def _sweep(self) -> None:
+        with contextlib.suppress(OSError):
+            self._folder.leave_all()
+            self._folder.sweep()
+
+    def _leave(self, envelope: Envelope, most_bytes: int) -> None:
+        try:
+            self._be_there()
+            self._folder.clear_left_over()
+            self._folder.leave(envelope, most_bytes)
+        except (OSError, FolderInUse) as error:
+            self._errors.append(f"the state of a request was not left for others: {error}")
         finally:
             self._written.append(envelope.n_bytes)
 

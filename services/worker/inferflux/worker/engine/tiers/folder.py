@@ -4,14 +4,19 @@ A file is written under another name, synchronized and renamed, so a process tha
 file as it was, or none. What is named like a state and is no envelope of this engine's identity, or not the
 one that its name says, is removed when it is met. Files of other names are left alone. Only the worker's user
 can read the files: prompts are in them.
+
+Beside the folder of each process lies one that all of them share, the exchange: what is written there any of
+them may take.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -38,6 +43,11 @@ _UNFINISHED = ".tmp"
 _LOCK = "lock"
 # Workers that share a folder have a numbered one in it each.
 _MOST_WORKERS = 64
+_EXCHANGE = "exchange"
+# What nobody has taken from the exchange by then is removed.
+_EXCHANGE_S = 600.0
+# Of Linux: another one with each start of the machine.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 # Whether a state is to be taken over, by its header.
@@ -46,6 +56,19 @@ IsWanted = Callable[[Header], bool]
 
 class FolderInUse(Exception):
     """Other processes have every part of the folder."""
+
+
+def make_private(path: Path) -> None:
+    """Make a folder in a place where anybody can make one, if it is missing.
+
+    Raises:
+        OSError: it cannot be made, or it is there and not for this user alone.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_own or found.st_mode & 0o077:
+        raise PermissionError(errno.EACCES, "it is not a folder for this user alone", str(path))
 
 
 class Folder:
@@ -61,10 +84,53 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self.path, self._lock = _claimed(root)
+        self.exchange = root / _EXCHANGE
+        self._open_exchange()
 
     def close(self) -> None:
         """Let another process have the folder."""
         os.close(self._lock)
+
+    def give_up(self) -> None:
+        """Remove the folder: what is in it goes to the exchange. The exchange goes with the last folder, if
+        it is empty."""
+        self.leave_all()
+        with contextlib.suppress(OSError):
+            (self.path / _LOCK).unlink()
+            self.path.rmdir()
+        self.close()
+        _remove_unused(self.path.parent)
+
+    def leave_all(self) -> None:
+        """Put what is in the folder in the exchange."""
+        for path in self.path.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                path.replace(self.exchange / path.name)
+
+    def clear_left_over(self) -> None:
+        """Remove what nobody has taken from the exchange for 10 minutes."""
+        _clear(self.exchange, time.time_ns() - int(_EXCHANGE_S * 1e9))
+
+    def sweep(self) -> None:
+        """Remove what nobody has taken for 10 minutes, in exchanges and in folders of the dead, in `root` and
+        beside it."""
+        for root in self.path.parent.parent.iterdir():
+            for path in root.iterdir() if root.is_dir() else ():
+                if path != self.path and (path / _LOCK).is_file():
+                    _clear(path, time.time_ns() - int(_EXCHANGE_S * 1e9))
+            if root != self.path.parent:
+                _remove_unused(root)
+
+    def _open_exchange(self) -> None:
+        self.exchange.mkdir(mode=0o700, exist_ok=True)
+        (self.exchange / _LOCK).touch(mode=0o600)
+
+    @property
+    def name(self) -> str:
+        """Name of the exchange: processes whose names are the same share it."""
+        found = self.path.parent.stat()
+        machine = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else os.uname().nodename
+        return f"{machine}:{found.st_dev:x}:{found.st_ino:x}"
 
     @property
     def is_there(self) -> bool:
@@ -78,12 +144,7 @@ class Folder:
         """Remove files of processes that live no more, if they were last used before that time. A process
         that starts again with as many others as before finds younger ones."""
         for path in self.others():
-            with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
-                for entry in path.iterdir():
-                    if entry.name.endswith((_SUFFIX, _SUFFIX + _UNFINISHED)):
-                        with contextlib.suppress(OSError):
-                            if entry.lstat().st_mtime_ns < unused_since_ns:
-                                entry.unlink()
+            _clear(path, unused_since_ns)
 
     def scan(self, identity: Identity) -> Iterator[tuple[str, Header]]:
         """(name, header) of every envelope of this identity, the longest unused first. What is named like one
@@ -107,14 +168,14 @@ class Folder:
             yield name, header
 
     def others(self) -> list[Path]:
-        """The numbered folders of other processes, living and dead."""
+        """The numbered folders of other processes, living and dead; not the exchange."""
         found = (self.path.parent / str(number) for number in range(_MOST_WORKERS))
         return [path for path in found if path != self.path and (path / _LOCK).exists()]
 
     def take_over(
         self, path: Path, identity: Identity, is_wanted: IsWanted
     ) -> list[tuple[str, Header]] | None:
-        """(name, header) of what is wanted of another folder. It is here now.
+        """(name, header) of what is wanted of another folder, or of the exchange. It is here now.
 
         Returns:
             None if a living process has the folder: it keeps the lock for as long as it lives. Meanwhile none
@@ -154,6 +215,25 @@ class Folder:
             os.fsync(file.fileno())
         self._sync()
         return name
+
+    def leave(self, envelope: Envelope, most_bytes: int) -> None:
+        """Seal an envelope and put it in the exchange. It need not outlive the machine.
+
+        Args:
+            most_bytes: of all that is there.
+
+        Raises:
+            OSError: it could not be put there, or finds no room; nothing of it is left.
+        """
+        self._open_exchange()
+        taken = sum(entry.stat().st_size for entry in os.scandir(self.exchange))
+        if taken + envelope.n_bytes > most_bytes:
+            raise OSError(errno.ENOSPC, f"the exchange has {taken} of {most_bytes} bytes")
+        envelope.seal()
+        name = name_of(envelope.header)
+        beside = self.exchange / f"{name}.{os.getpid()}{_UNFINISHED}"
+        with replacing(self.exchange / name, beside=beside) as file:
+            write_all(file.fileno(), envelope.buffer.data)
 
     def read(self, name: str, identity: Identity) -> Envelope:
         """The envelope of this name, checked. It counts as used now.
@@ -262,14 +342,38 @@ def _claimed(root: Path) -> tuple[Path, int]:
     for number in range(_MOST_WORKERS):
         path = root / str(number)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        with contextlib.suppress(FileNotFoundError):  # the process that had it has just removed it
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
+                    return path, lock
+            except BlockingIOError:
+                pass
             os.close(lock)
-        else:
-            return path, lock
     raise FolderInUse(f"{_MOST_WORKERS} processes use {root}")
+
+
+def _clear(path: Path, unused_since_ns: int) -> None:
+    """Remove the files of a folder that no living process has, if they were last used before that time."""
+    with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
+        for entry in path.iterdir():
+            if entry.name.endswith((_SUFFIX, _UNFINISHED)):
+                with contextlib.suppress(OSError):
+                    if entry.lstat().st_mtime_ns < unused_since_ns:
+                        entry.unlink()
+
+
+def _remove_unused(root: Path) -> None:
+    """Remove empty folders of processes that live no more; with the last of them their empty exchange."""
+    for path in sorted(root.iterdir()):  # the exchange is the last
+        is_last = path.name != _EXCHANGE or [*root.iterdir()] == [path]
+        with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
+            if is_last and [*path.iterdir()] == [path / _LOCK]:
+                (path / _LOCK).unlink()
+                path.rmdir()
+    with contextlib.suppress(OSError):
+        root.rmdir()
 
 
 def _read_all(file: int, into: memoryview) -> int:

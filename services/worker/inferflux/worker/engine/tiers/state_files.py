@@ -26,6 +26,8 @@ class StateFiles(Generic[S]):
         limit: most bytes of files.
         in_host: states that host memory has as well.
 
+    Where the disk is no tier, only what was found lies there until it is read.
+
     Attributes:
         space: the states that have files.
         evictions: states that left for want of room since the last look.
@@ -50,7 +52,9 @@ class StateFiles(Generic[S]):
     def has_room(self, n_bytes: int) -> bool:
         """True if a file of this size may be written now."""
         disk = self._disk
-        return disk is not None and self.space.losers(n_bytes) is not None and disk.can_write(n_bytes)
+        if disk is None or not disk.is_tier:
+            return False
+        return self.space.losers(n_bytes) is not None and disk.can_write(n_bytes)
 
     def take(self, kept: Kept[S]) -> None:
         """Have a state that is not in host memory any more written; it is dropped if it cannot be."""
@@ -78,6 +82,12 @@ class StateFiles(Generic[S]):
         self._by_name[name] = kept
         self.space.hold(kept, kept.n_bytes)
         self._entries.add(kept)
+
+    def taken(self, kept: Kept[S]) -> None:
+        """A file was read, or is of no use to the request that it was found for: what is no tier does not
+        keep it."""
+        if kept.name and self._disk is not None and not self._disk.is_tier:
+            self.remove(kept)
 
     def written(self, name: str, kept: Kept[S]) -> None:
         """A state is on disk now."""
@@ -109,7 +119,7 @@ class StateFiles(Generic[S]):
             Whether there was room on disk, and time within `seconds`; if not, the others find none either.
         """
         disk, envelope = self._disk, kept.envelope
-        if disk is None:
+        if disk is None or not disk.is_tier:
             return False
         self._used_unix_ns = (self._used_unix_ns or time.time_ns()) - _STORED_APART_NS
         name = name_of(kept.header)

@@ -12,7 +12,7 @@ from typing import Generic
 from inferflux.common.contract.callers.cache_scope import is_within
 from inferflux.worker.engine.kv.envelope import Envelope, Identity, TokenArray, blank
 
-from .disk import Disk, Event, Read
+from .disk import Disk, Event, Read, Search
 from .entries import Entries
 from .index import BLOCK, Found
 from .kept import Kept, S
@@ -34,8 +34,8 @@ class Tiers(Generic[S]):
         identity: of the context's state.
         host_bytes: most host memory.
         host_eviction: which cold prefixes leave host memory first.
-        disk: None: there is no disk tier.
-        disk_bytes: most bytes of files.
+        disk: None: there is no disk tier, and no exchange.
+        disk_bytes: most bytes of files, and of the exchange.
         is_divisible: whether the first tokens of a state can be restored without the rest.
 
     Attributes:
@@ -61,6 +61,7 @@ class Tiers(Generic[S]):
         self._host: Space[Kept[S]] = Space(host_bytes, host_eviction)
         self._entries: Entries[S] = Entries(is_divisible=is_divisible)
         self.files: StateFiles[S] = StateFiles(disk, disk_bytes, self._entries, self._host)
+        self._disk_bytes = disk_bytes
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
         self._reads: Reads[S] = Reads()
@@ -119,9 +120,9 @@ class Tiers(Generic[S]):
         return self._entries.moves.take(most)
 
     @property
-    def has_disk(self) -> bool:
-        """True if there is a disk tier."""
-        return self._disk is not None
+    def exchange(self) -> str:
+        """Name of the folder through which engines hand states over; empty if there is none."""
+        return self._disk.exchange if self._disk is not None else ""
 
     @property
     def is_scanning(self) -> bool:
@@ -303,6 +304,7 @@ class Tiers(Generic[S]):
             return None
         self.rates.read.observe(read.envelope.n_bytes, read.seconds)
         self._promote(kept, read.envelope)
+        self.files.taken(kept)
         return read.envelope
 
     def poll(self) -> None:
@@ -327,11 +329,27 @@ class Tiers(Generic[S]):
         if not self.is_scanning:
             self._cleared_early.clear()
 
-    def search(self, scope: str, tokens: TokenArray) -> None:
-        """Look for a prefix of these tokens in what dead processes left on disk. `poll` finds it before
-        `is_scanning` is over."""
+    def search(self, scope: str, tokens: TokenArray) -> Search | None:
+        """Look for a prefix of these tokens in what other processes left. `poll` finds it before the search
+        is over. None: there is nowhere to look."""
+        return self._disk.search(scope, tokens) if self._disk is not None else None
+
+    def searched(self, search: Search) -> None:
+        """What a search found was looked up: the rest of it serves nobody, unless it is in a tier."""
+        for name in search.names:
+            kept = self.files.named(name)
+            if kept is not None and kept not in self._reads:
+                self.files.taken(kept)
+
+    def leave(self, envelope: Envelope) -> None:
+        """Leave a state to other engines of this machine, some time later."""
+        if self._disk is not None and self._disk.can_write(envelope.n_bytes):
+            self._disk.leave(envelope, self._disk_bytes)
+
+    def left(self, seconds: float) -> None:
+        """Return when all is written, or after `seconds`."""
         if self._disk is not None:
-            self._disk.search(scope, tokens)
+            self._disk.wait_for_writes(seconds)
 
     def wants_on_disk(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
         """True if a prefix should be written to disk at once: there is room, and much of it is not there."""
