@@ -20,10 +20,12 @@ from inferflux.worker.engine.tiers.tiers import Tiers
 # second.
 _SHORTEST_READ_S = 0.5
 _LONGEST_READ_S = 5.0
-# A request whose process has died waits for what that left: this part of what computing takes, ...
+# A request waits for what another process leaves of it: this part of what computing takes, ...
 _SEARCH_PART = 1 / 4
-# ... or this many seconds, if that is more: an engine that has lost its worker writes for as long.
+# ... or this many seconds if that is more: an engine that has lost its worker writes for as long. But no more
+# than this many times what computing takes, where that is known: others may be computed as well.
 _SHORTEST_SEARCH_S = 0.3
+_MOST_TIMES = 4
 
 
 class StateCache(Protocol):
@@ -163,7 +165,9 @@ class SavedStates:
         search = sequence.restore.search
         if search is None or search.is_over:
             return False
-        limit_s = max(_SEARCH_PART * self._tiers.rates.prefill_s(sequence.n_tokens), _SHORTEST_SEARCH_S)
+        prefill_s = self._tiers.rates.prefill_s(sequence.n_tokens)
+        shortest_s = min(_MOST_TIMES * prefill_s or _SHORTEST_SEARCH_S, _SHORTEST_SEARCH_S)
+        limit_s = max(_SEARCH_PART * prefill_s, shortest_s)
         return self._clock_s() - sequence.times.started_s < min(limit_s, SEARCH_LIMIT_S)
 
     def look_up(self, sequence: Sequence, *, known: int = 0, has_checkpoints: bool = False) -> None:
