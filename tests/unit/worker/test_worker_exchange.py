@@ -200,7 +200,7 @@ def test_the_exchange_holds_no_more_than_it_may(root: Path) -> None:
     disk.close()
 
 
-def test_what_nobody_takes_is_removed_in_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_taken_is_removed_in_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(root, IDENTITY)
     disk.leave(state_of(PROMPT), MEMORY)
     disk.wait_for_writes(10.0)

@@ -22,9 +22,9 @@ _SHORTEST_READ_S = 0.5
 _LONGEST_READ_S = 5.0
 # A request waits for what another process leaves of it: this part of what computing takes, ...
 _SEARCH_PART = 1 / 4
-# ... or this many seconds if that is more: an engine that has lost its worker writes for as long. But no more
-# than this many times what computing takes, where that is known: others may be computed as well.
-_SHORTEST_SEARCH_S = 0.3
+# ... or this many seconds if that is more: on a busy machine eight states take as long to be left. But no
+# more than this many times what computing takes, where that is known: others may be computed as well.
+_SHORTEST_SEARCH_S = 0.5
 _MOST_TIMES = 4
 
 

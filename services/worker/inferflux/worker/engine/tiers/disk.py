@@ -23,7 +23,7 @@ from .index import BLOCK, common_prefix
 
 PAUSE_S = 60.0
 # How long what a dead process left is looked for, and how often.
-SEARCH_LIMIT_S = 0.5
+SEARCH_LIMIT_S = 2.0
 _SEARCH_INTERVAL_S = 0.01
 # A state and the request that it is of have this part of the shorter one's tokens in common at least: either
 # may have some that the other has not.
@@ -151,6 +151,7 @@ class Disk:
         self._reads: deque[tuple[Future[Read], int]] = deque()
         self._paused_until_s = 0.0
         self._errors: deque[str] = deque(maxlen=1)
+        self._is_closing = False
         # Scans that are not over, or whose end `changes` has not come to yet.
         self._scans = 0
         if is_tier:
@@ -160,6 +161,7 @@ class Disk:
 
     def close(self) -> None:
         """Finish the write that is under way, and drop the others."""
+        self._is_closing = True
         self._writer.shutdown(cancel_futures=True)
         self._reader.shutdown(cancel_futures=True)
         self._searcher.shutdown(cancel_futures=True)
@@ -282,7 +284,7 @@ class Disk:
         """Once for all that is searched for by now, and comes meanwhile.
 
         A process that was killed has its folder until its memory is freed, and one that lives takes a moment
-        to leave what it was told to. So both are looked at again for half a second.
+        to leave what it was told to. So both are looked at again for 2 seconds.
         """
         until_s = time.monotonic() + SEARCH_LIMIT_S
         others = self._folder.others() if self._wanted else []
@@ -302,7 +304,7 @@ class Disk:
                 for each in found:
                     search.take(*each)
             self._changes.extend(Change(Event.FOUND, name, header) for name, header in found)
-            is_late = time.monotonic() >= until_s
+            is_late = self._is_closing or time.monotonic() >= until_s
             over = [search for search in searches if search.is_complete or is_late]
             self._changes.extend(over)
             searches = [search for search in searches if search not in over]

@@ -44,7 +44,7 @@ _LOCK = "lock"
 # Workers that share a folder have a numbered one in it each.
 _MOST_WORKERS = 64
 _EXCHANGE = "exchange"
-# What nobody has taken from the exchange by then is removed.
+# What was not taken from the exchange by then is removed.
 _EXCHANGE_S = 600.0
 # Of Linux: another one with each start of the machine.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -108,12 +108,12 @@ class Folder:
                 path.replace(self.exchange / path.name)
 
     def clear_left_over(self) -> None:
-        """Remove what nobody has taken from the exchange for 10 minutes."""
+        """Remove what was not taken from the exchange for 10 minutes."""
         _clear(self.exchange, time.time_ns() - int(_EXCHANGE_S * 1e9))
 
     def sweep(self) -> None:
-        """Remove what nobody has taken for 10 minutes, in exchanges and in folders of the dead, in `root` and
-        beside it."""
+        """Remove what was not taken for 10 minutes, in exchanges and in folders of dead processes, in `root`
+        and beside it."""
         for root in self.path.parent.parent.iterdir():
             for path in root.iterdir() if root.is_dir() else ():
                 if path != self.path and (path / _LOCK).is_file():

@@ -335,7 +335,7 @@ class Tiers(Generic[S]):
         return self._disk.search(scope, tokens) if self._disk is not None else None
 
     def searched(self, search: Search) -> None:
-        """What a search found was looked up: the rest of it serves nobody, unless it is in a tier."""
+        """What a search found was looked up: the rest of it is of no use, unless it is in a tier."""
         for name in search.names:
             kept = self.files.named(name)
             if kept is not None and kept not in self._reads:
