@@ -87,6 +87,13 @@ def test_a_worker_with_fewer_sequences_does_not_count_as_slower_for_it() -> None
     assert slowness_of(slow, fastest([fast, slow]), 1.0) == 9.25
 
 
+def test_one_heartbeat_that_is_far_off_makes_no_other_worker_slower() -> None:
+    odd = speed(1000, 100)
+    odd.observe(heartbeat("w", 1e9, 1e9))
+    odd.observe(heartbeat("w", 1000, 100))
+    assert slowness_of(speed(1000, 100), fastest([odd, speed(1000, 100)]), 1.0) == 1.0
+
+
 def test_a_worker_is_as_slow_as_in_the_rate_that_differs_less() -> None:
     assert slowness_of(speed(100, 33), BEST, 1.0) == 3.0
     assert slowness_of(speed(300, 10), BEST, 1.0) == 3.0

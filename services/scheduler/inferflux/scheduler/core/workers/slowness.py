@@ -32,25 +32,30 @@ class Speed:
     Attributes:
         decode: of all its sequences together.
         each: decode, for each sequence that runs.
+        latest: the three of the last heartbeat.
     """
 
     prefill: float = 0.0
     decode: float = 0.0
     each: float = 0.0
     beats: int = 0
+    latest: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     @property
     def is_known(self) -> bool:
         return self.beats >= _BEATS
 
     def observe(self, status: scheduler_pb2.WorkerStatus) -> None:
-        """Take in a heartbeat. One without requests or rates tells nothing."""
+        """Take in a heartbeat. One without requests or rates tells nothing, and what no second one in a row
+        has does not count."""
         prefill, decode = status.prefill_tokens_per_s, status.decode_tokens_per_s
         if status.residents and prefill and decode:
+            running = sum(r.residence == scheduler_pb2.RESIDENCE_RUNNING for r in status.residents)
+            before, self.latest = self.latest, (prefill, decode, decode / max(running, 1))
+            prefill, decode, each = map(min, self.latest, before)
             self.prefill = max(prefill, _FADE * self.prefill)
             self.decode = max(decode, _FADE * self.decode)
-            running = sum(r.residence == scheduler_pb2.RESIDENCE_RUNNING for r in status.residents)
-            self.each = max(decode / max(running, 1), _FADE * self.each)
+            self.each = max(each, _FADE * self.each)
             self.beats += 1
 
 
