@@ -5,7 +5,7 @@
 
 Two workers of one machine. One is drained, and hands its requests over at once, or gets kill -9. In turn:
 what it has computed goes along through shared memory, or is computed again (`INFERFLUX_WORKER_SHM_BYTES=0`).
-Told are the longest gap of the streams, and which part of their tokens was not computed again.
+It prints the longest gap of the streams, and which part of their tokens was not computed again.
 """
 
 from __future__ import annotations

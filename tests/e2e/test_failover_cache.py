@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -191,10 +194,13 @@ async def test_another_worker_goes_on_with_the_beginning_that_it_shares(tmp_path
         await client.close()
 
 
-@pytest.mark.parametrize("way", ["killed", "drained"])
+@pytest.mark.parametrize("way", ["killed", "stopped", "drained"])
 async def test_another_worker_goes_on_with_what_is_left_in_shared_memory(tmp_path: Path, way: str) -> None:
     """As workers are set up by default: without a disk tier."""
-    async with Stack(options(tmp_path)) as stack:
+    made = options(tmp_path)
+    services = {**made.service_env, "worker": {"INFERFLUX_DRAIN_LIMIT_S": "0.1"}}
+    made = replace(made, service_env=services)
+    async with Stack(made) as stack:
         client = Client(stack.endpoint, stack.api_key)
         await set_draining(client, "worker-1")
         underway = Underway(client, prompts(0))
@@ -202,6 +208,8 @@ async def test_another_worker_goes_on_with_what_is_left_in_shared_memory(tmp_pat
         await set_draining(client, "worker-1", undo=True)
         if way == "killed":
             await stack.kill("worker-0")
+        elif way == "stopped":
+            os.kill(stack.processes["worker-0"].pid, signal.SIGTERM)
         else:
             drain = admin_pb2.DrainWorkerRequest(worker_id="worker-0", hand_over_after_ms=0)
             async for _ in client.admin.DrainWorker(drain, metadata=client.metadata()):

@@ -33,6 +33,7 @@ def status(worker_id: str) -> scheduler_pb2.WorkerStatus:
         slots=4,
         kv_cells=10_000,
         prefill_tokens_per_s=1000.0,
+        exchange="here",
     )
     made.models.add(name=MODEL, context_length=4096)
     return made
@@ -113,8 +114,8 @@ def test_a_tenant_is_not_charged_for_what_is_cached() -> None:
     assert charged["globex"] - charged["acme"] == 400
 
 
-def lost_with_its_worker(core: SchedulerCore) -> actions.ReadReplay:
-    """A request ran on w1, which has died. It is to be read before it goes on elsewhere."""
+def lost_with_its_worker(core: SchedulerCore, how: str = "worker_died") -> actions.ReadReplay:
+    """A request ran on w1, which has died or left. It is to be read before it goes on elsewhere."""
     core.on_job(make_request("r", prompt=500, max_tokens=10), "handle", 1, START_S, {"w1": 480})
     (dispatch,) = dispatches(core)
     assert dispatch.worker_id == "w1"
@@ -122,7 +123,7 @@ def lost_with_its_worker(core: SchedulerCore) -> actions.ReadReplay:
     answer = worker_pb2.BatchAccepted(batch_id=dispatch.batch.batch_id, accepted_request_ids=["r"])
     core.on_batch_answer(answer, START_S)
     event = scheduler_pb2.WorkerEvent(worker_id="w1", incarnation="i")
-    event.worker_died.SetInParent()
+    getattr(event, how).SetInParent()
     core.on_event(event, START_S)
     (reading,) = [a for a in core.plan(START_S) if isinstance(a, actions.ReadReplay)]
     return reading
@@ -238,3 +239,19 @@ def test_what_is_computed_of_a_moved_request_goes_along_where_workers_share_an_e
     (dispatch,) = [a for a in [*out, *core.plan(START_S + 1.0)] if isinstance(a, actions.Dispatch)]
     assert dispatch.worker_id == "w2"
     assert dispatch.batch.items[0].seeks_state == is_left
+
+
+@pytest.mark.parametrize("how", ["worker_died", "worker_left"])
+@pytest.mark.parametrize("elsewhere", ["", "there"])
+def test_what_a_worker_leaves_is_searched_for_in_its_own_exchange_alone(how: str, elsewhere: str) -> None:
+    core = core_of("priority", "w1")
+    for worker_id, exchange in (("w2", "here"), ("w3", elsewhere)):
+        beat = status(worker_id)
+        beat.exchange = exchange
+        core.on_heartbeat(beat, START_S)
+    reading = lost_with_its_worker(core, how)
+    replayed = ReplayedTokens(token_ids=[7], epoch=1)
+    out = core.on_replay(reading.key, reading.read_id, replayed, START_S, {"w2" if elsewhere else "w3": 496})
+    (dispatch,) = [a for a in [*out, *core.plan(START_S)] if isinstance(a, actions.Dispatch)]
+    assert dispatch.batch.items[0].seeks_state == (dispatch.worker_id == "w2")
+    assert dispatch.worker_id == ("w2" if elsewhere else "w3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,17 @@ def drop(world: WorkerWorld, request_id: str, *, leaves_state: bool) -> None:
     command.drop.leaves_state = leaves_state
     world.command(command)
     world.settle()
+
+
+def settle_disk(world: WorkerWorld) -> None:
+    """Let searches end, and files be removed."""
+    tiers = world.engine._tiers
+    while tiers.is_scanning:
+        time.sleep(0.01)
+        tiers.poll()
+    tiers.poll()
+    assert tiers._disk is not None
+    tiers._disk.flush()
 
 
 def files(root: Path) -> list[str]:
@@ -193,7 +205,7 @@ def test_the_exchange_holds_no_more_than_it_may(root: Path) -> None:
     one = state_of(PROMPT).n_bytes
     disk = Disk(root, IDENTITY)
     for i in range(3):
-        disk.leave(state_of([i, *PROMPT[1:]]), 2 * one)
+        disk.offer(state_of([i, *PROMPT[1:]]), 2 * one)
     disk.wait_for_writes(10.0)
     assert files(root) == ["exchange", "exchange"]
     assert "2" in disk.take_error()
@@ -202,10 +214,10 @@ def test_the_exchange_holds_no_more_than_it_may(root: Path) -> None:
 
 def test_what_is_not_taken_is_removed_in_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(root, IDENTITY)
-    disk.leave(state_of(PROMPT), MEMORY)
+    disk.offer(state_of(PROMPT), MEMORY)
     disk.wait_for_writes(10.0)
     monkeypatch.setattr(folder, "_EXCHANGE_S", -1.0)
-    disk.leave(state_of(PROMPT[::-1]), MEMORY)
+    disk.offer(state_of(PROMPT[::-1]), MEMORY)
     disk.wait_for_writes(10.0)
     assert files(root) == ["exchange"]
     disk.close()
@@ -213,7 +225,7 @@ def test_what_is_not_taken_is_removed_in_time(root: Path, monkeypatch: pytest.Mo
 
 def test_the_state_of_another_model_is_left_where_it_is(root: Path) -> None:
     other = Disk(root, OTHER)
-    other.leave(state_of(PROMPT, identity=OTHER, scope="tenant/t"), MEMORY)
+    other.offer(state_of(PROMPT, identity=OTHER, scope="tenant/t"), MEMORY)
     other.wait_for_writes(10.0)
     world = world_of(root)
     world.submit(taken_over("a", PROMPT, []))
@@ -243,7 +255,7 @@ def test_what_was_left_outlives_the_worker_that_left_it(root: Path) -> None:
     before.submit(item("a", PROMPT))
     run_until(before, "a", n=4)
     generated = emitted(before, "a")
-    before.engine.leave_all_to_others(10.0)
+    before.engine.hand_over_all(10.0)
     before.engine.close()
     after = world_of(root)
     after.submit(taken_over("a", PROMPT, generated))
@@ -256,7 +268,7 @@ def test_a_worker_that_starts_removes_what_dead_fleets_have_left(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = Disk(root.with_name("another"), IDENTITY, is_tier=False)
-    dead.leave(state_of(PROMPT), MEMORY)
+    dead.offer(state_of(PROMPT), MEMORY)
     dead.wait_for_writes(10.0)
     dead._folder.close()  # as a kill does
     monkeypatch.setattr(folder, "_EXCHANGE_S", -1.0)
@@ -278,3 +290,58 @@ def test_a_folder_that_others_can_look_into_is_not_used(tmp_path: Path, is_link:
     with pytest.raises(DiskUnavailable, match="not a folder for this user alone"):
         Disk(path / "fleet", IDENTITY, is_tier=False)
     assert [*(tmp_path / "theirs").iterdir()] == []
+
+
+def test_a_state_that_comes_too_late_is_not_kept(root: Path) -> None:
+    before, after = world_of(root), world_of(root)
+    before.submit(item("a", PROMPT))
+    run_until(before, "a", n=4)
+    after.submit(taken_over("a", PROMPT, emitted(before, "a")))
+    after.ahead_s += 1  # and no longer
+    assert run_out(after) >= len(PROMPT)
+    drop(before, "a", leaves_state=True)
+    after.submit(item("other", PROMPT[::-1]))
+    run_out(after)
+    settle_disk(after)
+    assert [name for name in files(root) if name != "exchange"] == []
+    for world in (before, after):
+        world.engine.close()
+
+
+def test_what_was_found_for_a_request_that_is_cancelled_is_dropped(root: Path) -> None:
+    before, after = world_of(root), world_of(root)
+    before.submit(item("a", PROMPT))
+    run_until(before, "a", n=4)
+    drop(before, "a", leaves_state=True)
+    after.submit(taken_over("a", PROMPT, []))
+    after.cancel("a")
+    after.settle()
+    settle_disk(after)
+    assert [name for name in files(root) if name != "exchange"] == []
+    for world in (before, after):
+        world.engine.close()
+
+
+def test_a_worker_leaves_the_state_of_a_request_that_begins_alike_to_another_one(root: Path) -> None:
+    before, after = world_of(root), world_of(root)
+    own, other = [*PROMPT, 1], [*PROMPT, 2]
+    disk = Disk(root, IDENTITY, is_tier=False)
+    disk.offer(state_of(other, scope="tenant/t"), MEMORY)
+    disk.wait_for_writes(10.0)
+    after.submit(taken_over("a", own, []))
+    run_out(after)
+    assert files(root) == ["exchange"]
+    disk.close()
+    for world in (before, after):
+        world.engine.close()
+
+
+def test_a_folder_that_was_removed_is_made_again_for_this_user_alone(root: Path) -> None:
+    disk = Disk(root, IDENTITY, is_tier=False)
+    disk.flush()
+    shutil.rmtree(root.parent)
+    disk.offer(state_of(PROMPT), MEMORY)
+    disk.wait_for_writes(10.0)
+    assert files(root) == ["exchange"]
+    assert root.parent.stat().st_mode & 0o077 == 0
+    disk.close()

@@ -550,7 +550,7 @@ def test_what_requests_have_computed_outlives_their_worker(tmp_path: Path) -> No
     preempt(dead, "waits", item("runs", prompt=prompts["runs"]))
     while len(emitted(dead, "runs")) < 3:
         dead.settle()
-    dead.engine.leave_all_to_others(10.0)
+    dead.engine.hand_over_all(10.0)
     dead.engine.close()
     world = world_of(host_bytes=0, disk=Disk(tmp_path, IDENTITY), has_prefix_cache=True)
     settle_disk(world)
@@ -568,7 +568,7 @@ def test_without_a_disk_or_time_nothing_outlives_a_worker(tmp_path: Path, has_di
     world.submit(item("a", prompt=PROMPT))
     while not emitted(world, "a"):
         world.settle()
-    world.engine.leave_all_to_others(0.0 if has_disk else 10.0)
+    world.engine.hand_over_all(0.0 if has_disk else 10.0)
     world.engine.close()
     assert not list(tmp_path.glob("*/*.kv"))
 

@@ -1246,17 +1246,21 @@ class EngineFlushed(_message.Message):
 
     STATES_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    REQUESTS_ONLY_FIELD_NUMBER: _builtins.int
     states: _builtins.int
     bytes: _builtins.int
+    requests_only: _builtins.bool
+    """As in EngineFlush."""
     def __init__(
         self,
         *,
         states: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        requests_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "requests_only", b"requests_only", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

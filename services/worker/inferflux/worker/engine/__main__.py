@@ -132,7 +132,7 @@ def run(worker: _Worker, note: ImageNote) -> None:
         while True:
             serve_step(engine, worker, inbox, outbox)
     except (EOFError, ConnectionError):
-        engine.leave_all_to_others(_RESCUE_S)
+        engine.hand_over_all(_RESCUE_S)
     except DecodeError:
         outbox.send()
         raise

@@ -179,7 +179,7 @@ def _exchange(settings: WorkerSettings) -> Path:
     """The folder in shared memory of the workers of this user that reach the same NATS servers."""
     servers = _PASSWORD.sub("", settings.nats_url)
     fleet = blake2b(servers.encode(), digest_size=8).hexdigest()
-    return _SHARED_MEMORY / f"ifx_kv_{os.getuid()}" / fleet
+    return _SHARED_MEMORY / f"ifx_kv_{os.geteuid()}" / fleet
 
 
 def with_trials(

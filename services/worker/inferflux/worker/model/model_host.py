@@ -89,6 +89,7 @@ class ModelHost:
         self._clearing = CacheClearing(self._engine.send)
         self._has_news = asyncio.Event()
         self._flushed = asyncio.Event()
+        self._flushes_requests = False
         self._images = ImageReads(options.name, shared.read_image, self._engine.send)
 
     def _engine_process(self, on_report: ReportHandler, on_death: DeathHandler) -> EngineLink:
@@ -170,10 +171,11 @@ class ModelHost:
         if not (has_folder and limit_s > 0) or self.why_not_ready:
             return
         self._flushed.clear()
+        self._flushes_requests = requests_only
         flush = engine_pb2.EngineFlush(limit_ms=int(limit_s * 1000), requests_only=requests_only)
         self._engine.send(engine_pb2.EngineCommand(flush=flush))
         if not await is_set_within(self._flushed, limit_s + _FLUSH_STEP_S):
-            log.warning("the KV cache was not put on disk in time", model=self.name, limit_s=limit_s)
+            log.warning("KV state was not written in time", model=self.name, limit_s=limit_s)
 
     async def stop(self) -> None:
         """End the engine; its resident requests are gone."""
@@ -313,7 +315,8 @@ class ModelHost:
             await self._on_ready(report.ready)
         elif report.HasField("flushed"):
             engine_log.flushed(self.name, report.flushed)
-            self._flushed.set()
+            if report.flushed.requests_only == self._flushes_requests:
+                self._flushed.set()
 
     async def _on_step(self, step: engine_pb2.StepReport) -> None:
         self._shared.spans.on_step(step)

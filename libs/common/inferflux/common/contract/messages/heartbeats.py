@@ -73,6 +73,7 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
     for field in ("prefill_tokens_per_s", "decode_tokens_per_s"):
         checks.check_range(getattr(status, field), 0.0, MAX_TOKENS_PER_S, field)
     checks.check_text(status.host, MAX_TEXT_BYTES, "host")
+    checks.check_text(status.exchange, MAX_TEXT_BYTES, "exchange")
     if status.pool:
         checks.check_token(status.pool, "pool")
     if status.zone:

@@ -248,18 +248,20 @@ class SchedulerState:
         *,
         must_drop: bool = False,
         blame: Blame = Blame.NONE,
+        worker: WorkerSlots | None = None,
     ) -> list[Action]:
         """A worker does not have it any more, or must not have it: to the queue, in its next epoch.
 
         Args:
             must_drop: the worker may still have it, and is told to drop it.
             blame: whether it may have caused the loss.
+            worker: that had it, if it is not in the table any more.
         """
         self.handle(job)
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
         out: list[Action] = [actions.CountRetry(job.key, reason.value, job.handle)]
-        worker = self.worker_of(job)
+        worker = worker or self.worker_of(job)
         left_in = worker.exchange if worker is not None and reason.leaves_state else ""
         job.retries = job.retries.after_loss(job.worker_id, reason, left_in)
         if must_drop and job.worker_id is not None:

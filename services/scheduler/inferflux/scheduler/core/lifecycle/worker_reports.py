@@ -291,7 +291,7 @@ class WorkerReports:
         out: list[Action] = []
         blames = [suspects.blame_for_worker(job, worker, reason) for job in jobs]
         for job, blame in zip(jobs, blames, strict=True):
-            out += self._state.requeue(job, reason, now, blame=blame)
+            out += self._state.requeue(job, reason, now, blame=blame, worker=worker)
         return out
 
     def give_up_silent(self, now: float) -> list[Action]:

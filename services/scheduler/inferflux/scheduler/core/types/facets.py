@@ -37,8 +37,8 @@ class RequeueReason(Enum):
 
     @property
     def leaves_state(self) -> bool:
-        """True if the process that had it lives, and leaves what it has computed to others."""
-        return self in (RequeueReason.WORKER_LEFT, RequeueReason.MOVED)
+        """True if the process that had it may leave what it has computed to others."""
+        return self.is_death or self in (RequeueReason.WORKER_LEFT, RequeueReason.MOVED)
 
     @property
     def counts(self) -> bool:
@@ -92,19 +92,17 @@ class Retries:
     worker_deaths: int = 0
     # Where it was lost: any other worker is tried before.
     avoids: str | None = None
-    # The process that had it last is dead.
-    was_lost: bool = False
-    # The exchange in which that process leaves its state; empty: in none.
+    # The exchange in which the process that had it last may have left its state; empty: in none.
     left_in: str = ""
 
     def after_loss(self, worker_id: str | None, reason: RequeueReason, left_in: str = "") -> Retries:
         """A worker has it no more."""
-        counted, was_lost = self.counted + reason.counts, reason.is_death
-        return replace(self, counted=counted, avoids=worker_id, was_lost=was_lost, left_in=left_in)
+        counted = self.counted + reason.counts
+        return replace(self, counted=counted, avoids=worker_id, left_in=left_in)
 
     def seeks_state(self, exchange: str) -> bool:
         """True if a worker with this exchange may find what the one before had computed."""
-        return self.was_lost or bool(exchange and exchange == self.left_in)
+        return bool(exchange) and exchange == self.left_in
 
     def after_refusal(self) -> Retries:
         return replace(self, refusals=self.refusals + 1)

@@ -62,7 +62,8 @@ class ModelRates:
         worker = self._workers.get(status.worker_id)
         if worker is None or worker.models != models:
             self.remove(status.worker_id)
-            worker = _Worker(models, Rates(), 0.0)
+            slowness = worker.slowness if worker is not None else {}
+            worker = _Worker(models, Rates(), 0.0, slowness=slowness)
             self._workers[status.worker_id] = worker
             for model in models:
                 self._of_model.setdefault(model, {})[status.worker_id] = worker

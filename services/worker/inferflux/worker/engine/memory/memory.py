@@ -250,10 +250,6 @@ class Memory:
         reuse.looked_up_at = self.prefixes.version
         reuse.had_hit = True
 
-    def search(self, sequence: Sequence) -> None:
-        """Search for what another process has left of a request."""
-        self._saved.search(sequence)
-
     def must_wait(self, sequence: Sequence) -> bool:
         """True if a sequence waits for what may be found of it."""
         return sequence.restore.fetch is not None or self._saved.must_wait(sequence)
@@ -313,15 +309,15 @@ class Memory:
         """
         return self._saved.store(self.prefixes.cached(), limit_s)
 
-    def leave_to_others(self, sequences: Iterable[Sequence], limit_s: float) -> None:
+    def hand_over_all(self, sequences: Iterable[Sequence], limit_s: float) -> None:
         """Leave what is computed of these to other engines of this machine, in order, as far as `limit_s`
         goes. What the prefill context computes is lost."""
-        self._saved.leave_all_to_others((s for s in sequences if _can_be_left(s)), limit_s)
+        self._saved.hand_over_all((s for s in sequences if _can_be_left(s)), limit_s)
 
-    def leave_to_another(self, sequence: Sequence) -> None:
+    def hand_over(self, sequence: Sequence) -> None:
         """Leave what is computed of a sequence to another engine of this machine, some time later."""
         if _can_be_left(sequence):
-            self._saved.leave_to_others(sequence)
+            self._saved.hand_over(sequence)
 
     def close_holes(self, plan: StepPlan) -> None:
         """After a step: move the filled cells together, if what holes between them may cost has reached that.

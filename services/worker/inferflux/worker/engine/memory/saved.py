@@ -191,9 +191,7 @@ class SavedStates:
                 restore.fetch = self._tiers.fetch(match)
                 restore.fetch_began_s = self._clock_s()
                 self._go_on_fetching(sequence)
-            if restore.search is not None:
-                self._tiers.searched(restore.search)
-                restore.search = None
+            self._end_search(sequence)
 
     def restore(self, sequence: Sequence) -> bool:
         """Copy the state of a sequence to its sequence id, and drop it; whether it is there now."""
@@ -216,10 +214,16 @@ class SavedStates:
         """A sequence is gone; what was saved of it can serve others."""
         restore = sequence.restore
         restore.state = None
+        self._end_search(sequence)
         if restore.fetch is not None:
             self._tiers.abandon(restore.fetch)
             restore.fetch = None
         self._tiers.release(sequence)
+
+    def _end_search(self, sequence: Sequence) -> None:
+        if sequence.restore.search is not None:
+            self._tiers.end_search(sequence.restore.search)
+            sequence.restore.search = None
 
     def store(self, cached: Iterable[tuple[int, str, TokenArray]], limit_s: float) -> tuple[int, int]:
         """Put what is worth it on disk, the last used first: cached prefixes, then those in host memory.
@@ -237,21 +241,30 @@ class SavedStates:
             all(tiers.files.store(kept, left_s()) for kept in tiers.cold_in_host())
         return tiers.stored(left_s())
 
-    def leave_to_others(self, sequence: Sequence) -> None:
-        """Leave what is computed of a request to other engines of this machine, some time later."""
+    def hand_over(self, sequence: Sequence, seconds: float = 0.0) -> None:
+        """Leave what is computed of a request to other engines of this machine, some time later.
+
+        Args:
+            seconds: to wait for room, and for all of it to be copied; 0: others decode, and as much is copied
+                as a step may.
+        """
         held = self._tiers.held_for(sequence)
         if held is not None and held.envelope is not None:
-            self._tiers.leave(held.envelope)
+            if self._tiers.can_offer(held.n_bytes, seconds):
+                self._tiers.offer(held.envelope)
         elif sequence.is_loaded and sequence.position >= BLOCK:
             scope, tokens = sequence.origin.cache_scope, sequence.tokens[: sequence.position]
             n_bytes = self._cache.state_size(sequence.seq_id)
-            if n_bytes and self._tiers.rates.is_worth_keeping(n_bytes, tokens.shape[0]):
-                envelope = self._tiers.blank(scope, tokens, n_bytes)
-                if self._copy_out(sequence.seq_id, envelope):
-                    self._tiers.leave(envelope)
+            is_worth_it = n_bytes and self._tiers.rates.is_worth_keeping(n_bytes, tokens.shape[0])
+            if not is_worth_it or not self._tiers.can_offer(n_bytes, seconds):
+                return
+            limit_s = seconds or self._longest_copy_s
+            envelope = self._copied(sequence.seq_id, scope, tokens, n_bytes, limit_s)
+            if envelope is not None:
+                self._tiers.offer(envelope)
 
-    def leave_all_to_others(self, sequences: Iterable[Sequence], limit_s: float) -> None:
-        """Leave what is computed of requests to other engines of this machine, in order.
+    def hand_over_all(self, sequences: Iterable[Sequence], limit_s: float) -> None:
+        """The same of several, in order, before this engine ends.
 
         Args:
             limit_s: what is not written by then is lost.
@@ -260,8 +273,8 @@ class SavedStates:
         for sequence in sequences:
             if left_s() <= 0:
                 break
-            self.leave_to_others(sequence)
-        self._tiers.left(left_s())
+            self.hand_over(sequence, left_s())
+        self._tiers.wait_for_writes(left_s())
 
     def _countdown(self, limit_s: float) -> Callable[[], float]:
         """Tells how many of these seconds are left."""

@@ -148,22 +148,22 @@ class Engine(Shell[Sequence]):
             requests_only: leave the state of the requests to others, and nothing else.
         """
         if requests_only:
-            self.leave_all_to_others(limit_s)
+            self.hand_over_all(limit_s)
         for sequence in list(self.residents.values()):
             self._leave(sequence)
         if requests_only:
-            return engine_pb2.EngineReport(flushed=engine_pb2.EngineFlushed())
+            return engine_pb2.EngineReport(flushed=engine_pb2.EngineFlushed(requests_only=True))
         self._tiers.poll()
         states, n_bytes = self._memory.store(limit_s)
         return engine_pb2.EngineReport(flushed=engine_pb2.EngineFlushed(states=states, bytes=n_bytes))
 
-    def leave_all_to_others(self, limit_s: float) -> None:
+    def hand_over_all(self, limit_s: float) -> None:
         """Leave what is computed of the requests to other engines of this machine, within `limit_s`."""
-        self._memory.leave_to_others(sorted(self.residents.values(), key=lambda s: s.order), limit_s)
+        self._memory.hand_over_all(sorted(self.residents.values(), key=lambda s: s.order), limit_s)
 
     def cancel(self, key: str, *, is_silent: bool, leaves_state: bool = False) -> None:
         if leaves_state and key in self.residents:
-            self._memory.leave_to_another(self.residents[key])
+            self._memory.hand_over(self.residents[key])
         super().cancel(key, is_silent=is_silent)
 
     def close(self) -> None:

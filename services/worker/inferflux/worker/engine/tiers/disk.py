@@ -25,8 +25,7 @@ PAUSE_S = 60.0
 # How long what a dead process left is looked for, and how often.
 SEARCH_LIMIT_S = 2.0
 _SEARCH_INTERVAL_S = 0.01
-# A state and the request that it is of have this part of the shorter one's tokens in common at least: either
-# may have some that the other has not.
+# A search is over once this part of its tokens is found: the last ones may have come after the copy.
 _NEARLY_ALL = 7 / 8
 # A dead process's files are removed when another one starts and they were unused for this many seconds.
 LEFT_S = 7 * 86_400
@@ -70,6 +69,7 @@ class Search:
         names: of the files that were found.
         found: most of the first tokens that a file has.
         is_over: whether `changes` has given all that was found.
+        is_given_up: whether its request waits no more.
     """
 
     scope: str
@@ -77,6 +77,7 @@ class Search:
     names: list[str] = field(default_factory=list)
     found: int = 0
     is_over: bool = False
+    is_given_up: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -84,14 +85,15 @@ class Search:
         return self.found >= _NEARLY_ALL * len(self.tokens)
 
     def matched(self, header: Header) -> int:
-        """Return how many of the first tokens a state has; 0 if it is hardly this request's own.
+        """Return how many of the first tokens a state has; 0 if it is not this request's own.
 
-        Others may begin alike, with a system prompt: theirs is left to them.
+        A request's own state begins as it does, or is its beginning: either may have tokens that the other
+        has not. Others that begin alike, with a system prompt, find theirs.
         """
         if header.scope != self.scope:
             return 0
         n = common_prefix(header.tokens[: header.n_past], self.tokens)
-        return n if n >= max(BLOCK, _NEARLY_ALL * min(header.n_past, len(self.tokens))) else 0
+        return n if n == min(header.n_past, len(self.tokens)) and n >= BLOCK else 0
 
     def take(self, name: str, header: Header) -> None:
         """A file is here now."""
@@ -131,11 +133,11 @@ class Disk:
         self._root = root
         self.is_tier = is_tier
         try:
-            if not is_tier:
-                make_private(root.parent)
-            self._folder = Folder(root)
+            self._folder = self._claim()
         except (OSError, FolderInUse) as error:
             raise DiskUnavailable(str(error)) from None
+        if not is_tier:
+            self._folder.leave_all()
         self._identity = identity
         self._clock_s = clock_s
         self._writer = ThreadPoolExecutor(1, "kv-writer")
@@ -270,10 +272,10 @@ class Disk:
         self._searcher.submit(self._search)
         return search
 
-    def leave(self, envelope: Envelope, most_bytes: int) -> None:
+    def offer(self, envelope: Envelope, most_bytes: int) -> None:
         """Put an envelope in the exchange some time later, where all there takes `most_bytes` at most."""
         self._waiting_bytes += envelope.n_bytes
-        self._writes.append(self._writer.submit(self._leave, envelope, most_bytes))
+        self._writes.append(self._writer.submit(self._offer, envelope, most_bytes))
 
     @property
     def exchange(self) -> str:
@@ -287,7 +289,7 @@ class Disk:
         to leave what it was told to. So both are looked at again for 2 seconds.
         """
         until_s = time.monotonic() + SEARCH_LIMIT_S
-        others = self._folder.others() if self._wanted else []
+        others: list[Path] | None = None
         searches: list[Search] = []
         while True:
             with contextlib.suppress(IndexError):
@@ -296,6 +298,7 @@ class Disk:
             if not searches:
                 return
             try:
+                others = self._folder.others() if others is None else others
                 found = self._take_over(others, searches)
             except OSError as error:
                 self._errors.append(f"the KV files of others could not be listed: {error}")
@@ -305,7 +308,7 @@ class Disk:
                     search.take(*each)
             self._changes.extend(Change(Event.FOUND, name, header) for name, header in found)
             is_late = self._is_closing or time.monotonic() >= until_s
-            over = [search for search in searches if search.is_complete or is_late]
+            over = [s for s in searches if s.is_complete or s.is_given_up or is_late]
             self._changes.extend(over)
             searches = [search for search in searches if search not in over]
             if searches:
@@ -339,6 +342,7 @@ class Disk:
         finally:
             self._changes.append(None)
         self._folder.clear_left(time.time_ns() - LEFT_S * 10**9)
+        self._folder.clear_left_over()
 
     def _write(self, envelope: Envelope, used_unix_ns: int | None) -> None:
         name = name_of(envelope.header)
@@ -358,18 +362,22 @@ class Disk:
 
     def _sweep(self) -> None:
         with contextlib.suppress(OSError):
-            self._folder.leave_all()
             self._folder.sweep()
 
-    def _leave(self, envelope: Envelope, most_bytes: int) -> None:
+    def _offer(self, envelope: Envelope, most_bytes: int) -> None:
         try:
             self._be_there()
             self._folder.clear_left_over()
-            self._folder.leave(envelope, most_bytes)
+            self._folder.offer(envelope, most_bytes)
         except (OSError, FolderInUse) as error:
             self._errors.append(f"the state of a request was not left for others: {error}")
         finally:
             self._written.append(envelope.n_bytes)
+
+    def _claim(self) -> Folder:
+        if not self.is_tier:
+            make_private(self._root.parent)
+        return Folder(self._root)
 
     def _be_there(self) -> None:
         """Take a folder again if this one was removed. What was in it is found to be gone when it is
@@ -379,7 +387,7 @@ class Disk:
             OSError, FolderInUse: as for `Folder`.
         """
         if not self._folder.is_there:
-            before, self._folder = self._folder, Folder(self._root)
+            before, self._folder = self._folder, self._claim()
             before.close()
 
     def _read(self, name: str) -> Read:

@@ -95,6 +95,7 @@ class Folder:
         """Remove the folder: what is in it goes to the exchange. The exchange goes with the last folder, if
         it is empty."""
         self.leave_all()
+        self.clear_left_over()
         with contextlib.suppress(OSError):
             (self.path / _LOCK).unlink()
             self.path.rmdir()
@@ -216,7 +217,7 @@ class Folder:
         self._sync()
         return name
 
-    def leave(self, envelope: Envelope, most_bytes: int) -> None:
+    def offer(self, envelope: Envelope, most_bytes: int) -> None:
         """Seal an envelope and put it in the exchange. It need not outlive the machine.
 
         Args:
@@ -226,7 +227,10 @@ class Folder:
             OSError: it could not be put there, or finds no room; nothing of it is left.
         """
         self._open_exchange()
-        taken = sum(entry.stat().st_size for entry in os.scandir(self.exchange))
+        taken = 0
+        for entry in os.scandir(self.exchange):
+            with contextlib.suppress(FileNotFoundError):  # another one has just taken it
+                taken += entry.stat().st_size
         if taken + envelope.n_bytes > most_bytes:
             raise OSError(errno.ENOSPC, f"the exchange has {taken} of {most_bytes} bytes")
         envelope.seal()

@@ -62,6 +62,8 @@ class Tiers(Generic[S]):
         self._entries: Entries[S] = Entries(is_divisible=is_divisible)
         self.files: StateFiles[S] = StateFiles(disk, disk_bytes, self._entries, self._host)
         self._disk_bytes = disk_bytes
+        # Searches that no request waits for.
+        self._ended: list[Search] = []
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
         self._reads: Reads[S] = Reads()
@@ -326,6 +328,7 @@ class Tiers(Generic[S]):
                 self.files.forget(kept)
             else:
                 self.files.written(change.name, kept)
+        self._drop_found()
         if not self.is_scanning:
             self._cleared_early.clear()
 
@@ -334,19 +337,34 @@ class Tiers(Generic[S]):
         is over. None: there is nowhere to look."""
         return self._disk.search(scope, tokens) if self._disk is not None else None
 
-    def searched(self, search: Search) -> None:
-        """What a search found was looked up: the rest of it is of no use, unless it is in a tier."""
-        for name in search.names:
-            kept = self.files.named(name)
-            if kept is not None and kept not in self._reads:
-                self.files.taken(kept)
+    def end_search(self, search: Search) -> None:
+        """A request waits for a search no more. What was found and is not read is of no use to others, unless
+        it is in a tier."""
+        search.is_given_up = True
+        self._ended.append(search)
 
-    def leave(self, envelope: Envelope) -> None:
+    def _drop_found(self) -> None:
+        """Drop what ended searches have found."""
+        for search in [search for search in self._ended if search.is_over]:
+            self._ended.remove(search)
+            for name in search.names:
+                kept = self.files.named(name)
+                if kept is not None and kept not in self._reads:
+                    self.files.taken(kept)
+
+    def can_offer(self, n_bytes: int, seconds: float = 0.0) -> bool:
+        """True if a state of this size would be offered within `seconds`, for which it waits at most."""
+        disk = self._disk
+        if disk is None or n_bytes > self._disk_bytes:
+            return False
+        return disk.can_write(n_bytes) or disk.wait_until_writable(n_bytes, seconds)
+
+    def offer(self, envelope: Envelope) -> None:
         """Leave a state to other engines of this machine, some time later."""
-        if self._disk is not None and self._disk.can_write(envelope.n_bytes):
-            self._disk.leave(envelope, self._disk_bytes)
+        if self._disk is not None:
+            self._disk.offer(envelope, self._disk_bytes)
 
-    def left(self, seconds: float) -> None:
+    def wait_for_writes(self, seconds: float) -> None:
         """Return when all is written, or after `seconds`."""
         if self._disk is not None:
             self._disk.wait_for_writes(seconds)
