@@ -158,7 +158,7 @@ class SavedStates:
     def search(self, sequence: Sequence) -> None:
         """Search for what another process has left of a request."""
         tokens = sequence.tokens[: sequence.n_tokens].copy()
-        sequence.restore.search = self._tiers.search(sequence.origin.cache_scope, tokens)
+        sequence.restore.search = self._tiers.exchange.search(sequence.origin.cache_scope, tokens)
 
     def must_wait(self, sequence: Sequence) -> bool:
         """True if a request waits for what may be found of it."""
@@ -222,7 +222,7 @@ class SavedStates:
 
     def _end_search(self, sequence: Sequence) -> None:
         if sequence.restore.search is not None:
-            self._tiers.end_search(sequence.restore.search)
+            self._tiers.exchange.end(sequence.restore.search)
             sequence.restore.search = None
 
     def store(self, cached: Iterable[tuple[int, str, TokenArray]], limit_s: float) -> tuple[int, int]:
@@ -250,18 +250,18 @@ class SavedStates:
         """
         held = self._tiers.held_for(sequence)
         if held is not None and held.envelope is not None:
-            if self._tiers.can_offer(held.n_bytes, seconds):
-                self._tiers.offer(held.envelope)
+            if self._tiers.exchange.has_room(held.n_bytes, seconds):
+                self._tiers.exchange.offer(held.envelope)
         elif sequence.is_loaded and sequence.position >= BLOCK:
             scope, tokens = sequence.origin.cache_scope, sequence.tokens[: sequence.position]
             n_bytes = self._cache.state_size(sequence.seq_id)
             is_worth_it = n_bytes and self._tiers.rates.is_worth_keeping(n_bytes, tokens.shape[0])
-            if not is_worth_it or not self._tiers.can_offer(n_bytes, seconds):
+            if not is_worth_it or not self._tiers.exchange.has_room(n_bytes, seconds):
                 return
             limit_s = seconds or self._longest_copy_s
             envelope = self._copied(sequence.seq_id, scope, tokens, n_bytes, limit_s)
             if envelope is not None:
-                self._tiers.offer(envelope)
+                self._tiers.exchange.offer(envelope)
 
     def hand_over_all(self, sequences: Iterable[Sequence], limit_s: float) -> None:
         """The same of several, in order, before this engine ends.
@@ -274,7 +274,7 @@ class SavedStates:
             if left_s() <= 0:
                 break
             self.hand_over(sequence, left_s())
-        self._tiers.wait_for_writes(left_s())
+        self._tiers.exchange.wait_for_writes(left_s())
 
     def _countdown(self, limit_s: float) -> Callable[[], float]:
         """Tells how many of these seconds are left."""

@@ -12,8 +12,9 @@ from typing import Generic
 from inferflux.common.contract.callers.cache_scope import is_within
 from inferflux.worker.engine.kv.envelope import Envelope, Identity, TokenArray, blank
 
-from .disk import Disk, Event, Read, Search
+from .disk import Disk, Event, Read
 from .entries import Entries
+from .exchange import Exchange
 from .index import BLOCK, Found
 from .kept import Kept, S
 from .rates import Counts, Rates, Tier
@@ -43,6 +44,7 @@ class Tiers(Generic[S]):
         preempted_bytes: host memory that holds the state of preempted sequences.
         rates: what restoring and computing take; the caller observes what it does itself.
         files: of the states on disk.
+        exchange: with other engines of this machine.
     """
 
     def __init__(
@@ -61,12 +63,10 @@ class Tiers(Generic[S]):
         self._host: Space[Kept[S]] = Space(host_bytes, host_eviction)
         self._entries: Entries[S] = Entries(is_divisible=is_divisible)
         self.files: StateFiles[S] = StateFiles(disk, disk_bytes, self._entries, self._host)
-        self._disk_bytes = disk_bytes
-        # Searches that no request waits for.
-        self._ended: list[Search] = []
         self._by_owner: dict[S, Kept[S]] = {}
         self._counts = Counts()
         self._reads: Reads[S] = Reads()
+        self.exchange: Exchange[S] = Exchange(disk, disk_bytes, self.files, self._reads)
         # Scopes that were cleared before all files were known.
         self._cleared_early: set[str] = set()
         self.preempted_bytes = 0
@@ -120,11 +120,6 @@ class Tiers(Generic[S]):
         """Return the states that went since the last call, and up to `most` of those that came or moved since
         they were last reported."""
         return self._entries.moves.take(most)
-
-    @property
-    def exchange(self) -> str:
-        """Name of the folder through which engines hand states over; empty if there is none."""
-        return self._disk.exchange if self._disk is not None else ""
 
     @property
     def is_scanning(self) -> bool:
@@ -328,46 +323,9 @@ class Tiers(Generic[S]):
                 self.files.forget(kept)
             else:
                 self.files.written(change.name, kept)
-        self._drop_found()
+        self.exchange.drop_found()
         if not self.is_scanning:
             self._cleared_early.clear()
-
-    def search(self, scope: str, tokens: TokenArray) -> Search | None:
-        """Look for a prefix of these tokens in what other processes left. `poll` finds it before the search
-        is over. None: there is nowhere to look."""
-        return self._disk.search(scope, tokens) if self._disk is not None else None
-
-    def end_search(self, search: Search) -> None:
-        """A request waits for a search no more. What was found and is not read is of no use to others, unless
-        it is in a tier."""
-        search.is_given_up = True
-        self._ended.append(search)
-
-    def _drop_found(self) -> None:
-        """Drop what ended searches have found."""
-        for search in [search for search in self._ended if search.is_over]:
-            self._ended.remove(search)
-            for name in search.names:
-                kept = self.files.named(name)
-                if kept is not None and kept not in self._reads:
-                    self.files.taken(kept)
-
-    def can_offer(self, n_bytes: int, seconds: float = 0.0) -> bool:
-        """True if a state of this size would be offered within `seconds`, for which it waits at most."""
-        disk = self._disk
-        if disk is None or n_bytes > self._disk_bytes:
-            return False
-        return disk.can_write(n_bytes) or disk.wait_until_writable(n_bytes, seconds)
-
-    def offer(self, envelope: Envelope) -> None:
-        """Leave a state to other engines of this machine, some time later."""
-        if self._disk is not None:
-            self._disk.offer(envelope, self._disk_bytes)
-
-    def wait_for_writes(self, seconds: float) -> None:
-        """Return when all is written, or after `seconds`."""
-        if self._disk is not None:
-            self._disk.wait_for_writes(seconds)
 
     def wants_on_disk(self, scope: str, tokens: TokenArray, n_bytes: int) -> bool:
         """True if a prefix should be written to disk at once: there is room, and much of it is not there."""
