@@ -67,7 +67,7 @@ class Running:
         ]
 
     async def started(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):  # two cores may have much else to do
             for answer in self.answers:
                 await answer.first_token.wait()
 
