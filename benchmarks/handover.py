@@ -27,10 +27,9 @@ from benchmarks.load.prompts import Prompts
 from benchmarks.load.stats import median
 from benchmarks.rows.lab import LabError
 from benchmarks.scheduling.figures import Window, longest_gap_s
-from benchmarks.scheduling.ground import Ground, ground, until
+from benchmarks.scheduling.ground import Ground, ground, ready_workers, until
 from benchmarks.scheduling.streams import Stream, failures, hang_up
 from inferflux.cli.stack import StackOptions
-from inferflux.v1 import scheduler_pb2
 
 WAYS = ("drained", "killed")
 _SMOLLM2 = Path.home() / ".cache/inferflux/models/smollm2/smollm2.gguf"
@@ -78,7 +77,7 @@ async def gap_of(options: argparse.Namespace, way: str, *, goes_along: bool) -> 
         streams: Sequence[Stream] = [one.stream for one in underway]
         await until(lambda: all(s.tokens for s in streams), patience_s=_LIMIT_S)
         await on.admin.undrain(_SPARE)
-        await on.until_scheduler(_is_ready)
+        await on.until_scheduler(lambda s: _SPARE in ready_workers(s))
         at_s = time.perf_counter()
         had = [s.tokens for s in streams]
         await _stop(on, way)
@@ -101,11 +100,6 @@ async def _stop(on: Ground, way: str) -> None:
         return
     async for _ in on.admin.drain(_VICTIM, hand_over_after_ms=0):
         pass
-
-
-def _is_ready(status: scheduler_pb2.SchedulerStatus) -> bool:
-    ready = scheduler_pb2.WORKER_STATE_READY
-    return _SPARE in {w.status.worker_id for w in status.workers if w.status.state == ready}
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from inferflux.common.process.machine.cores import usable_cores
 from inferflux.v1 import scheduler_pb2
 
 from .figures import Window, changed, first_admission_s, longest_gap_s, lost_or_doubled, median_gap_s
-from .ground import Bench, Ground, Load, ground, until
+from .ground import Bench, Ground, Load, ground, ready_workers, until
 from .rows import reading
 from .streams import Request, Stream, Underway, countdown, ends, failures
 
@@ -109,7 +109,7 @@ async def _kill_workers(bench: Bench, description: str, *, is_demo: bool = True)
             kills.append(await _kill_worker(on, requests, expected, victim, spare, at_token))
             bench.say(f"{victim} killed: longest gap {kills[-1].longest_gap_s:.2f} s")
             await on.stack.restart(victim)
-            await on.until_scheduler(lambda s: _ready(s) == {"worker-0", "worker-1"})
+            await on.until_scheduler(lambda s: ready_workers(s) == {"worker-0", "worker-1"})
             await on.until_idle()
     return kills
 
@@ -141,15 +141,15 @@ async def _kill_worker(
     async for progress in on.admin.drain(spare):
         if progress.is_drained:
             break
-    await on.until_scheduler(lambda s: _ready(s) == {victim})
+    await on.until_scheduler(lambda s: ready_workers(s) == {victim})
     underway = [on.caller.send(request) for request in requests]
     streams = [one.stream for one in underway]
     await until(lambda: all(s.tokens >= at_token or s.ended_s for s in streams))
     await on.admin.undrain(spare)
-    await on.until_scheduler(lambda s: spare in _ready(s))
+    await on.until_scheduler(lambda s: spare in ready_workers(s))
     at_s = time.perf_counter()
     await on.stack.kill(victim)
-    await on.until_scheduler(lambda s: victim not in _ready(s))
+    await on.until_scheduler(lambda s: victim not in ready_workers(s))
     noticed_s = time.perf_counter() - at_s
     await ends(underway, _LIMIT_S)
     moved = sum(s.workers[:2] == [victim, spare] for s in streams if not s.has_failed)
@@ -158,12 +158,6 @@ async def _kill_worker(
             f"{victim} was killed too late: only {moved} of {len(streams)} streams still ran on it"
         )
     return Kill(streams, at_s, noticed_s, changed(streams, expected))
-
-
-def _ready(status: scheduler_pb2.SchedulerStatus) -> set[str]:
-    """The workers that take requests."""
-    ready = scheduler_pb2.WORKER_STATE_READY
-    return {w.status.worker_id for w in status.workers if w.status.state == ready}
 
 
 async def leader(bench: Bench) -> AsyncIterator[Reading]:

@@ -188,6 +188,12 @@ async def ground(options: StackOptions) -> AsyncIterator[Ground]:
             await caller.close()
 
 
+def ready_workers(status: scheduler_pb2.SchedulerStatus) -> set[str]:
+    """The workers that take requests."""
+    ready = scheduler_pb2.WORKER_STATE_READY
+    return {w.status.worker_id for w in status.workers if w.status.state == ready}
+
+
 async def until_so(condition: Callable[[], Awaitable[bool]], *, patience_s: float = _PATIENCE_S) -> None:
     """Return once the condition holds.
 

@@ -29,8 +29,6 @@ from .catalog import Known, Wish
 _IMAGE_BYTES = 256 << 20
 # States that an engine with a disk tier may hold until they are written: `MOST_WAITING_BYTES` of its disk.
 WAITING_BYTES = 256 << 20
-
-
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - in it is a folder for this user alone
 _PASSWORD = re.compile(r"(?<=//)[^@/,]*@")
 

@@ -11,7 +11,7 @@ _YOUNG: Final = 10_000
 # A collection looks through the survivors of this many at once, so that it takes milliseconds.
 _MIDDLE: Final = 3
 # A full collection comes after this many of those. It stands still for 0.3 s where two thousand requests
-# wait, and finds nothing: what waits leaves no cycles.
+# wait, and finds nothing: waiting requests leave no cycles.
 _OLD: Final = 100
 
 
