@@ -71,6 +71,13 @@ def run_until(world: WorkerWorld, *request_ids: str, n: int) -> None:
         world.settle()
 
 
+def begun(world: WorkerWorld, request_id: str) -> list[int]:
+    """Have a request run for a while; returns what it has generated."""
+    world.submit(item(request_id, PROMPT))
+    run_until(world, request_id, n=4)
+    return emitted(world, request_id)
+
+
 def run_out(world: WorkerWorld) -> int:
     """Let everything that runs end; returns the tokens that were prefilled."""
     prefilled = 0
@@ -109,9 +116,7 @@ def files(root: Path) -> list[str]:
 
 def test_a_request_that_moves_is_not_computed_again(root: Path) -> None:
     before, after = world_of(root), world_of(root)
-    before.submit(item("a", PROMPT))
-    run_until(before, "a", n=4)
-    generated = emitted(before, "a")
+    generated = begun(before, "a")
     drop(before, "a", leaves_state=True)
     assert before.status().residents == []
     after.submit(taken_over("a", PROMPT, generated))
@@ -124,9 +129,7 @@ def test_a_request_that_moves_is_not_computed_again(root: Path) -> None:
 
 def test_the_state_may_come_after_the_request(root: Path) -> None:
     before, after = world_of(root), world_of(root)
-    before.submit(item("a", PROMPT))
-    run_until(before, "a", n=4)
-    generated = emitted(before, "a")
+    generated = begun(before, "a")
     after.submit(taken_over("a", PROMPT, generated))
     after.settle()
     assert emitted(after, "a") == []
@@ -159,9 +162,7 @@ def test_each_of_several_that_begin_alike_finds_its_own(root: Path) -> None:
 
 def test_a_request_whose_state_never_comes_is_computed_again(root: Path) -> None:
     before, after = world_of(root), world_of(root)
-    before.submit(item("a", PROMPT))
-    run_until(before, "a", n=4)
-    generated = emitted(before, "a")
+    generated = begun(before, "a")
     drop(before, "a", leaves_state=False)
     after.submit(taken_over("a", PROMPT, generated))
     assert run_out(after) == len(PROMPT) + len(generated)
@@ -252,9 +253,7 @@ def test_nothing_of_it_is_left_once_all_workers_have_ended(root: Path) -> None:
 
 def test_what_was_left_outlives_the_worker_that_left_it(root: Path) -> None:
     before = world_of(root)
-    before.submit(item("a", PROMPT))
-    run_until(before, "a", n=4)
-    generated = emitted(before, "a")
+    generated = begun(before, "a")
     before.engine.hand_over_all(10.0)
     before.engine.close()
     after = world_of(root)
