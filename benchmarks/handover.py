@@ -91,7 +91,11 @@ async def gap_of(options: argparse.Namespace, way: str, *, goes_along: bool) -> 
 
 
 def _go_on(streams: Sequence[Stream], had: Sequence[int]) -> bool:
-    return all(s.tokens >= n + _AFTER_TOKENS or s.ended_s for s, n in zip(streams, had, strict=True))
+    moved = (
+        s.workers[:2] == [_VICTIM, _SPARE] and s.tokens >= n + _AFTER_TOKENS
+        for s, n in zip(streams, had, strict=True)
+    )
+    return all(is_on or s.ended_s for is_on, s in zip(moved, streams, strict=True))
 
 
 async def _stop(on: Ground, way: str) -> None:
