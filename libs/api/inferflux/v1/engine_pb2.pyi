@@ -612,6 +612,8 @@ class EngineCommand(_message.Message):
     IMAGE_FIELD_NUMBER: _builtins.int
     LOAD_ADAPTER_FIELD_NUMBER: _builtins.int
     UNLOAD_ADAPTER_FIELD_NUMBER: _builtins.int
+    EXPORT_STATE_FIELD_NUMBER: _builtins.int
+    IMPORT_STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def load(self) -> Global___EngineConfig: ...
     @_builtins.property
@@ -636,6 +638,10 @@ class EngineCommand(_message.Message):
     def load_adapter(self) -> Global___EngineAdapter: ...
     @_builtins.property
     def unload_adapter(self) -> Global___EngineUnloadAdapter: ...
+    @_builtins.property
+    def export_state(self) -> Global___EngineExport: ...
+    @_builtins.property
+    def import_state(self) -> Global___EngineImport: ...
     def __init__(
         self,
         *,
@@ -651,12 +657,14 @@ class EngineCommand(_message.Message):
         image: Global___EngineImage | None = ...,
         load_adapter: Global___EngineAdapter | None = ...,
         unload_adapter: Global___EngineUnloadAdapter | None = ...,
+        export_state: Global___EngineExport | None = ...,
+        import_state: Global___EngineImport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "limit_host", b"limit_host", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "export_state", b"export_state", "flush", b"flush", "image", b"image", "import_state", b"import_state", "limit_host", b"limit_host", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "flush", b"flush", "image", b"image", "limit_host", b"limit_host", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "export_state", b"export_state", "flush", b"flush", "image", b"image", "import_state", b"import_state", "limit_host", b"limit_host", "load", b"load", "load_adapter", b"load_adapter", "report_cache", b"report_cache", "resume", b"resume", "start", b"start", "unload_adapter", b"unload_adapter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache", "limit_host", "image", "load_adapter", "unload_adapter"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["load", "start", "cancel", "deschedule", "resume", "flush", "clear_cache", "report_cache", "limit_host", "image", "load_adapter", "unload_adapter", "export_state", "import_state"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -990,6 +998,156 @@ class TierStats(_message.Message):
 Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
 
 @_typing.final
+class EngineExport(_message.Message):
+    """Has state leave in pieces, while what it is of goes on: each is a file of the folder `pieces` of the exchange. It ends
+    with the piece that `is_last`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    KNOWN_TOKENS_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Names the export in what is reported of it."""
+    key: _builtins.str
+    """Of a request that is here, until it leaves; empty: of a prefix."""
+    token_ids: _builtins.bytes
+    """Of a prefix that may be cached: as in CachedPrefix."""
+    cache_scope: _builtins.str
+    known_tokens: _builtins.int
+    """The first tokens whose state is not wanted."""
+    is_over: _builtins.bool
+    """The export of this id ends now."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        key: _builtins.str = ...,
+        token_ids: _builtins.bytes = ...,
+        cache_scope: _builtins.str = ...,
+        known_tokens: _builtins.int = ...,
+        is_over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "id", b"id", "is_over", b"is_over", "key", b"key", "known_tokens", b"known_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineExport: _TypeAlias = EngineExport  # noqa: Y015
+
+@_typing.final
+class EnginePiece(_message.Message):
+    """A piece is written, or no more come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    N_PAST_FIELD_NUMBER: _builtins.int
+    N_BYTES_FIELD_NUMBER: _builtins.int
+    IS_CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Of the export, or of the import."""
+    name: _builtins.str
+    """Its file, below the folder `pieces`; empty: there is none."""
+    first: _builtins.int
+    """The positions whose state it has: [first, n_past)."""
+    n_past: _builtins.int
+    n_bytes: _builtins.int
+    is_caught_up: _builtins.bool
+    is_last: _builtins.bool
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        name: _builtins.str = ...,
+        first: _builtins.int = ...,
+        n_past: _builtins.int = ...,
+        n_bytes: _builtins.int = ...,
+        is_caught_up: _builtins.bool = ...,
+        is_last: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "first", b"first", "id", b"id", "is_caught_up", b"is_caught_up", "is_last", b"is_last", "n_bytes", b"n_bytes", "n_past", b"n_past", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnginePiece: _TypeAlias = EnginePiece  # noqa: Y015
+
+@_typing.final
+class EngineImport(_message.Message):
+    """Has state come in pieces into the KV cache, as a prefix that any request of its scope can begin with. The engine
+    removes each file. A request with the key waits until the import is over.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    key: _builtins.str
+    path: _builtins.str
+    """The file of a piece; empty: none."""
+    is_over: _builtins.bool
+    """No more comes."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        key: _builtins.str = ...,
+        path: _builtins.str = ...,
+        is_over: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "is_over", b"is_over", "key", b"key", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineImport: _TypeAlias = EngineImport  # noqa: Y015
+
+@_typing.final
+class EngineImported(_message.Message):
+    """What is in the KV cache of an import."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    tokens: _builtins.int
+    error: _builtins.str
+    """Why the import is over although more could come; empty: it goes on, or is over in order."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "id", b"id", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineImported: _TypeAlias = EngineImported  # noqa: Y015
+
+@_typing.final
 class EngineCacheCleared(_message.Message):
     """The answer to an EngineClearCache."""
 
@@ -1181,6 +1339,8 @@ class StepReport(_message.Message):
     HOST_LIMITS_FIELD_NUMBER: _builtins.int
     WANTED_IMAGES_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    IMPORTED_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
     """Why the disk tier is not written to for a while; empty otherwise."""
     draft_model_error: _builtins.str
@@ -1213,6 +1373,12 @@ class StepReport(_message.Message):
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineAdapterLoaded]: ...
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnginePiece]:
+        """Of exports and of imports, in order."""
+
+    @_builtins.property
+    def imported(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineImported]: ...
     def __init__(
         self,
         *,
@@ -1229,10 +1395,12 @@ class StepReport(_message.Message):
         host_limits: _abc.Iterable[_builtins.int] | None = ...,
         wanted_images: _abc.Iterable[_builtins.str] | None = ...,
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
+        pieces: _abc.Iterable[Global___EnginePiece] | None = ...,
+        imported: _abc.Iterable[Global___EngineImported] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "host_limits", b"host_limits", "ledger_repairs", b"ledger_repairs", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "host_limits", b"host_limits", "imported", b"imported", "ledger_repairs", b"ledger_repairs", "pieces", b"pieces", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -101,6 +101,32 @@ PREFIX_SHARING_CHECKPOINTS: PrefixSharing.ValueType  # 3
 PREFIX_SHARING_NONE: PrefixSharing.ValueType  # 4
 Global___PrefixSharing: _TypeAlias = PrefixSharing  # noqa: Y015
 
+class _WorkerRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_ROLE_UNSPECIFIED: _WorkerRole.ValueType  # 0
+    WORKER_ROLE_UNIFIED: _WorkerRole.ValueType  # 1
+    """Prompts and answers."""
+    WORKER_ROLE_PREFILL: _WorkerRole.ValueType  # 2
+    """Prompts, and the first token of their answers."""
+    WORKER_ROLE_DECODE: _WorkerRole.ValueType  # 3
+    """Answers, and prompts that are not worth moving."""
+
+class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
+    """A worker of any role can serve a request alone, and does where the other role is missing."""
+
+WORKER_ROLE_UNSPECIFIED: WorkerRole.ValueType  # 0
+WORKER_ROLE_UNIFIED: WorkerRole.ValueType  # 1
+"""Prompts and answers."""
+WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 2
+"""Prompts, and the first token of their answers."""
+WORKER_ROLE_DECODE: WorkerRole.ValueType  # 3
+"""Answers, and prompts that are not worth moving."""
+Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
+
 class _YieldReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -397,6 +423,9 @@ class WorkerStatus(_message.Message):
     ZONE_FIELD_NUMBER: _builtins.int
     DEVICE_CONTEXT_FIELD_NUMBER: _builtins.int
     EXCHANGE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    KV_SOURCE_FIELD_NUMBER: _builtins.int
+    KV_TRANSFERS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -446,6 +475,8 @@ class WorkerStatus(_message.Message):
     """The zone that it is in, a part of the fleet that can be lost as a whole; empty: it is not known."""
     exchange: _builtins.str
     """Names the folder through which workers of a machine hand the state of requests over; empty: it has none."""
+    role: Global___WorkerRole.ValueType
+    """What it is meant to compute of requests; unspecified: unified."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -463,6 +494,14 @@ class WorkerStatus(_message.Message):
     @_builtins.property
     def device_context(self) -> _device_pb2.DeviceContext:
         """What its model runs on; absent before it was loaded, and from a worker that does not tell."""
+
+    @_builtins.property
+    def kv_source(self) -> Global___KvSource:
+        """How other workers fetch KV state from it; absent: they cannot."""
+
+    @_builtins.property
+    def kv_transfers(self) -> Global___KvTransfers:
+        """KV state that it fetches from others; absent from a worker that does not tell."""
 
     def __init__(
         self,
@@ -504,14 +543,95 @@ class WorkerStatus(_message.Message):
         zone: _builtins.str = ...,
         device_context: _device_pb2.DeviceContext | None = ...,
         exchange: _builtins.str = ...,
+        role: Global___WorkerRole.ValueType = ...,
+        kv_source: Global___KvSource | None = ...,
+        kv_transfers: Global___KvTransfers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "disk_tier", b"disk_tier", "host_tier", b"host_tier"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "disk_tier", b"disk_tier", "host_tier", b"host_tier", "kv_source", b"kv_source", "kv_transfers", b"kv_transfers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "exchange", b"exchange", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "exchange", b"exchange", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_source", b"kv_source", "kv_transfers", b"kv_transfers", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "role", b"role", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
+
+@_typing.final
+class KvSource(_message.Message):
+    """How other workers fetch KV state from a worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    EXCHANGE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    IS_TLS_FIELD_NUMBER: _builtins.int
+    TAKES_NATS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    incarnation: _builtins.str
+    exchange: _builtins.str
+    """Its folder in shared memory: a worker that names the same one is told names of files there, and sent no bytes."""
+    address: _builtins.str
+    """host:port of its server; empty: it has none."""
+    ticket: _builtins.str
+    """What a caller has to know: new whenever the process starts."""
+    is_tls: _builtins.bool
+    """Whether its server speaks TLS."""
+    takes_nats: _builtins.bool
+    """Whether it can be asked over NATS."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        exchange: _builtins.str = ...,
+        address: _builtins.str = ...,
+        ticket: _builtins.str = ...,
+        is_tls: _builtins.bool = ...,
+        takes_nats: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "exchange", b"exchange", "incarnation", b"incarnation", "is_tls", b"is_tls", "takes_nats", b"takes_nats", "ticket", b"ticket", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSource: _TypeAlias = KvSource  # noqa: Y015
+
+@_typing.final
+class KvTransfers(_message.Message):
+    """Since the worker began, but for those under way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNDER_WAY_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    under_way: _builtins.int
+    done: _builtins.int
+    failed: _builtins.int
+    bytes: _builtins.int
+    bytes_per_s: _builtins.float
+    """The latest rate, in bytes a second; 0 until it is known."""
+    def __init__(
+        self,
+        *,
+        under_way: _builtins.int = ...,
+        done: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "bytes_per_s", b"bytes_per_s", "done", b"done", "failed", b"failed", "under_way", b"under_way"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvTransfers: _TypeAlias = KvTransfers  # noqa: Y015
 
 @_typing.final
 class TierUse(_message.Message):
@@ -693,6 +813,42 @@ class WorkerDied(_message.Message):
 Global___WorkerDied: _TypeAlias = WorkerDied  # noqa: Y015
 
 @_typing.final
+class StateTaken(_message.Message):
+    """What a worker fetches of a request from another is here but for its last tokens, or will not come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    epoch: _builtins.int
+    """Of the request where it runs."""
+    tokens: _builtins.int
+    """Its first tokens whose state is here."""
+    error: _builtins.str
+    """Why no more comes; empty: it is here."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "error", b"error", "request_id", b"request_id", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateTaken: _TypeAlias = StateTaken  # noqa: Y015
+
+@_typing.final
 class WorkerEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -703,6 +859,7 @@ class WorkerEvent(_message.Message):
     WORKER_LEFT_FIELD_NUMBER: _builtins.int
     REQUEST_YIELDED_FIELD_NUMBER: _builtins.int
     WORKER_DIED_FIELD_NUMBER: _builtins.int
+    STATE_TAKEN_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     @_builtins.property
@@ -715,6 +872,8 @@ class WorkerEvent(_message.Message):
     def request_yielded(self) -> Global___RequestYielded: ...
     @_builtins.property
     def worker_died(self) -> Global___WorkerDied: ...
+    @_builtins.property
+    def state_taken(self) -> Global___StateTaken: ...
     def __init__(
         self,
         *,
@@ -725,12 +884,13 @@ class WorkerEvent(_message.Message):
         worker_left: Global___WorkerLeft | None = ...,
         request_yielded: Global___RequestYielded | None = ...,
         worker_died: Global___WorkerDied | None = ...,
+        state_taken: Global___StateTaken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_finished", b"request_finished", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_left", b"worker_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "request_finished", b"request_finished", "request_yielded", b"request_yielded", "state_taken", b"state_taken", "worker_died", b"worker_died", "worker_left", b"worker_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_finished", b"request_finished", "request_yielded", b"request_yielded", "worker_died", b"worker_died", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_died", b"engine_died", "event", b"event", "incarnation", b"incarnation", "request_finished", b"request_finished", "request_yielded", b"request_yielded", "state_taken", b"state_taken", "worker_died", b"worker_died", "worker_id", b"worker_id", "worker_left", b"worker_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_finished", "engine_died", "worker_left", "request_yielded", "worker_died"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["request_finished", "engine_died", "worker_left", "request_yielded", "worker_died", "state_taken"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

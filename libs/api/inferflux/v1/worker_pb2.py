@@ -25,35 +25,43 @@ _sym_db = _symbol_database.Default()
 from inferflux.v1 import scheduler_pb2 as inferflux_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/worker.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"\x97\x01\n\tBatchItem\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.InferenceRequest\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x03 \x01(\r\x12\x13\n\x0burgency_key\x18\x04 \x01(\x01\x12\x0b\n\x03run\x18\x05 \x01(\r\x12\x13\n\x0bseeks_state\x18\x06 \x01(\x08\"L\n\nDeschedule\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0b\n\x03run\x18\x04 \x01(\r\"\xee\x01\n\x0cRequestBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\"\n\x05phase\x18\x03 \x01(\x0e\x32\x13.inferflux.v1.Phase\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.inferflux.v1.BatchItem\x12,\n\ndeschedule\x18\x05 \x03(\x0b\x32\x18.inferflux.v1.Deschedule\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x17\n\x0f\x63reated_unix_ms\x18\x07 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x08 \x01(\r\"[\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.inferflux.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"g\n\rBatchAccepted\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x1c\n\x14\x61\x63\x63\x65pted_request_ids\x18\x02 \x03(\t\x12&\n\x07refused\x18\x03 \x03(\x0b\x32\x15.inferflux.v1.Refusal\"V\n\x0b\x44ropRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x14\n\x0cleaves_state\x18\x04 \x01(\x08\"\r\n\x0b\x44rainWorker\"\x0f\n\rUndrainWorker\"5\n\x0cLeaderNotice\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04J\x04\x08\x03\x10\x04\"\x90\x02\n\rWorkerCommand\x12)\n\x04\x64rop\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.DropRequestH\x00\x12*\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x19.inferflux.v1.DrainWorkerH\x00\x12.\n\x07undrain\x18\x04 \x01(\x0b\x32\x1b.inferflux.v1.UndrainWorkerH\x00\x12.\n\ndeschedule\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.DescheduleH\x00\x12/\n\x0b\x63lear_cache\x18\x06 \x01(\x0b\x32\x18.inferflux.v1.ClearCacheH\x00\x12\x0c\n\x04term\x18\x03 \x01(\x04\x42\t\n\x07\x63ommand*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02*\xab\x02\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REFUSAL_REASON_NO_MEMORY\x10\x01\x12\x1c\n\x18REFUSAL_REASON_NOT_READY\x10\x02\x12$\n REFUSAL_REASON_WRONG_INCARNATION\x10\x03\x12 \n\x1cREFUSAL_REASON_UNKNOWN_MODEL\x10\x04\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x05\x12\x1c\n\x18REFUSAL_REASON_CANCELLED\x10\x06\x12\x1b\n\x17REFUSAL_REASON_OLD_TERM\x10\x07\x12\x1f\n\x1bREFUSAL_REASON_NOT_RESIDENT\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/worker.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"\xc6\x01\n\tBatchItem\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.inferflux.v1.InferenceRequest\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x14\n\x0ctoken_budget\x18\x03 \x01(\r\x12\x13\n\x0burgency_key\x18\x04 \x01(\x01\x12\x0b\n\x03run\x18\x05 \x01(\r\x12\x13\n\x0bseeks_state\x18\x06 \x01(\x08\x12-\n\nstate_from\x18\x07 \x01(\x0b\x32\x19.inferflux.v1.StateOrigin\"D\n\x0bStateOrigin\x12&\n\x06source\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.KvSource\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"L\n\nDeschedule\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0b\n\x03run\x18\x04 \x01(\r\"\xee\x01\n\x0cRequestBatch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\"\n\x05phase\x18\x03 \x01(\x0e\x32\x13.inferflux.v1.Phase\x12&\n\x05items\x18\x04 \x03(\x0b\x32\x17.inferflux.v1.BatchItem\x12,\n\ndeschedule\x18\x05 \x03(\x0b\x32\x18.inferflux.v1.Deschedule\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x17\n\x0f\x63reated_unix_ms\x18\x07 \x01(\x03\x12\x16\n\x0eprefill_tokens\x18\x08 \x01(\r\"[\n\x07Refusal\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.inferflux.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"g\n\rBatchAccepted\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x1c\n\x14\x61\x63\x63\x65pted_request_ids\x18\x02 \x03(\t\x12&\n\x07refused\x18\x03 \x03(\x0b\x32\x15.inferflux.v1.Refusal\"V\n\x0b\x44ropRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x14\n\x0cleaves_state\x18\x04 \x01(\x08\"\x81\x01\n\tTakeState\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12)\n\x06origin\x18\x03 \x01(\x0b\x32\x19.inferflux.v1.StateOrigin\x12\x10\n\x08limit_ms\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"\r\n\x0b\x44rainWorker\"\x0f\n\rUndrainWorker\"5\n\x0cLeaderNotice\x12\x11\n\tpartition\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04J\x04\x08\x03\x10\x04\"\xbf\x02\n\rWorkerCommand\x12)\n\x04\x64rop\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.DropRequestH\x00\x12*\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x19.inferflux.v1.DrainWorkerH\x00\x12.\n\x07undrain\x18\x04 \x01(\x0b\x32\x1b.inferflux.v1.UndrainWorkerH\x00\x12.\n\ndeschedule\x18\x05 \x01(\x0b\x32\x18.inferflux.v1.DescheduleH\x00\x12/\n\x0b\x63lear_cache\x18\x06 \x01(\x0b\x32\x18.inferflux.v1.ClearCacheH\x00\x12-\n\ntake_state\x18\x07 \x01(\x0b\x32\x17.inferflux.v1.TakeStateH\x00\x12\x0c\n\x04term\x18\x03 \x01(\x04\x42\t\n\x07\x63ommand\"\xc3\x01\n\x06KvWish\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x05 \x01(\t\x12\x11\n\ttoken_ids\x18\x06 \x01(\x0c\x12\x13\n\x0b\x63\x61\x63he_scope\x18\x07 \x01(\t\x12\x14\n\x0cknown_tokens\x18\x08 \x01(\r\x12\x10\n\x08\x65xchange\x18\t \x01(\t\x12\x10\n\x08limit_ms\x18\n \x01(\r\"\xd8\x01\n\x08KvPacket\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\r\n\x05\x66irst\x18\x04 \x01(\r\x12\x0e\n\x06n_past\x18\x05 \x01(\r\x12\x0f\n\x07n_bytes\x18\x06 \x01(\x04\x12\x0b\n\x03\x63rc\x18\x07 \x01(\r\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x18\n\x10\x65nqueued_unix_us\x18\t \x01(\x03\x12\x14\n\x0cis_caught_up\x18\n \x01(\x08\x12\x0f\n\x07is_last\x18\x0b \x01(\x08\x12\r\n\x05\x65rror\x18\x0c \x01(\t*C\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_PREFILL\x10\x01\x12\x10\n\x0cPHASE_DECODE\x10\x02*\xab\x02\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1c\n\x18REFUSAL_REASON_NO_MEMORY\x10\x01\x12\x1c\n\x18REFUSAL_REASON_NOT_READY\x10\x02\x12$\n REFUSAL_REASON_WRONG_INCARNATION\x10\x03\x12 \n\x1cREFUSAL_REASON_UNKNOWN_MODEL\x10\x04\x12\x1a\n\x16REFUSAL_REASON_INVALID\x10\x05\x12\x1c\n\x18REFUSAL_REASON_CANCELLED\x10\x06\x12\x1b\n\x17REFUSAL_REASON_OLD_TERM\x10\x07\x12\x1f\n\x1bREFUSAL_REASON_NOT_RESIDENT\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'inferflux.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=1194
-  _globals['_PHASE']._serialized_end=1261
-  _globals['_REFUSALREASON']._serialized_start=1264
-  _globals['_REFUSALREASON']._serialized_end=1563
+  _globals['_PHASE']._serialized_start=1907
+  _globals['_PHASE']._serialized_end=1974
+  _globals['_REFUSALREASON']._serialized_start=1977
+  _globals['_REFUSALREASON']._serialized_end=2276
   _globals['_BATCHITEM']._serialized_start=74
-  _globals['_BATCHITEM']._serialized_end=225
-  _globals['_DESCHEDULE']._serialized_start=227
-  _globals['_DESCHEDULE']._serialized_end=303
-  _globals['_REQUESTBATCH']._serialized_start=306
-  _globals['_REQUESTBATCH']._serialized_end=544
-  _globals['_REFUSAL']._serialized_start=546
-  _globals['_REFUSAL']._serialized_end=637
-  _globals['_BATCHACCEPTED']._serialized_start=639
-  _globals['_BATCHACCEPTED']._serialized_end=742
-  _globals['_DROPREQUEST']._serialized_start=744
-  _globals['_DROPREQUEST']._serialized_end=830
-  _globals['_DRAINWORKER']._serialized_start=832
-  _globals['_DRAINWORKER']._serialized_end=845
-  _globals['_UNDRAINWORKER']._serialized_start=847
-  _globals['_UNDRAINWORKER']._serialized_end=862
-  _globals['_LEADERNOTICE']._serialized_start=864
-  _globals['_LEADERNOTICE']._serialized_end=917
-  _globals['_WORKERCOMMAND']._serialized_start=920
-  _globals['_WORKERCOMMAND']._serialized_end=1192
+  _globals['_BATCHITEM']._serialized_end=272
+  _globals['_STATEORIGIN']._serialized_start=274
+  _globals['_STATEORIGIN']._serialized_end=342
+  _globals['_DESCHEDULE']._serialized_start=344
+  _globals['_DESCHEDULE']._serialized_end=420
+  _globals['_REQUESTBATCH']._serialized_start=423
+  _globals['_REQUESTBATCH']._serialized_end=661
+  _globals['_REFUSAL']._serialized_start=663
+  _globals['_REFUSAL']._serialized_end=754
+  _globals['_BATCHACCEPTED']._serialized_start=756
+  _globals['_BATCHACCEPTED']._serialized_end=859
+  _globals['_DROPREQUEST']._serialized_start=861
+  _globals['_DROPREQUEST']._serialized_end=947
+  _globals['_TAKESTATE']._serialized_start=950
+  _globals['_TAKESTATE']._serialized_end=1079
+  _globals['_DRAINWORKER']._serialized_start=1081
+  _globals['_DRAINWORKER']._serialized_end=1094
+  _globals['_UNDRAINWORKER']._serialized_start=1096
+  _globals['_UNDRAINWORKER']._serialized_end=1111
+  _globals['_LEADERNOTICE']._serialized_start=1113
+  _globals['_LEADERNOTICE']._serialized_end=1166
+  _globals['_WORKERCOMMAND']._serialized_start=1169
+  _globals['_WORKERCOMMAND']._serialized_end=1488
+  _globals['_KVWISH']._serialized_start=1491
+  _globals['_KVWISH']._serialized_end=1686
+  _globals['_KVPACKET']._serialized_start=1689
+  _globals['_KVPACKET']._serialized_end=1905
 # @@protoc_insertion_point(module_scope)

@@ -91,6 +91,7 @@ class BatchItem(_message.Message):
     URGENCY_KEY_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     SEEKS_STATE_FIELD_NUMBER: _builtins.int
+    STATE_FROM_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """A place to run, [0, slots). The latest assignment counts: another request that runs there is descheduled."""
     token_budget: _builtins.int
@@ -105,6 +106,10 @@ class BatchItem(_message.Message):
     def request(self) -> _scheduler_pb2.InferenceRequest:
         """In a decode batch only tenant, request_id, epoch and model are set: the worker has the rest."""
 
+    @_builtins.property
+    def state_from(self) -> Global___StateOrigin:
+        """The worker from which its KV state is fetched, unless it was already; absent: from none."""
+
     def __init__(
         self,
         *,
@@ -114,14 +119,41 @@ class BatchItem(_message.Message):
         urgency_key: _builtins.float = ...,
         run: _builtins.int = ...,
         seeks_state: _builtins.bool = ...,
+        state_from: Global___StateOrigin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "state_from", b"state_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "run", b"run", "seeks_state", b"seeks_state", "slot", b"slot", "token_budget", b"token_budget", "urgency_key", b"urgency_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "run", b"run", "seeks_state", b"seeks_state", "slot", b"slot", "state_from", b"state_from", "token_budget", b"token_budget", "urgency_key", b"urgency_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BatchItem: _TypeAlias = BatchItem  # noqa: Y015
+
+@_typing.final
+class StateOrigin(_message.Message):
+    """KV state of another worker: of a request that it has or had, or of a prefix that it has cached."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """Of the request there; 0: a prefix of the request's prompt."""
+    @_builtins.property
+    def source(self) -> _scheduler_pb2.KvSource: ...
+    def __init__(
+        self,
+        *,
+        source: _scheduler_pb2.KvSource | None = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateOrigin: _TypeAlias = StateOrigin  # noqa: Y015
 
 @_typing.final
 class Deschedule(_message.Message):
@@ -285,6 +317,42 @@ class DropRequest(_message.Message):
 Global___DropRequest: _TypeAlias = DropRequest  # noqa: Y015
 
 @_typing.final
+class TakeState(_message.Message):
+    """Fetches the state of a request that runs elsewhere, into the KV cache, ahead of the request. Answered by StateTaken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    LIMIT_MS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    limit_ms: _builtins.int
+    """It is given up after this many milliseconds."""
+    traceparent: _builtins.str
+    """W3C trace context of the request; empty: none."""
+    @_builtins.property
+    def origin(self) -> Global___StateOrigin: ...
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        origin: Global___StateOrigin | None = ...,
+        limit_ms: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_ms", b"limit_ms", "origin", b"origin", "request_id", b"request_id", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeState: _TypeAlias = TakeState  # noqa: Y015
+
+@_typing.final
 class DrainWorker(_message.Message):
     """Takes no new request; those that are resident still run and resume."""
 
@@ -354,6 +422,7 @@ class WorkerCommand(_message.Message):
     UNDRAIN_FIELD_NUMBER: _builtins.int
     DESCHEDULE_FIELD_NUMBER: _builtins.int
     CLEAR_CACHE_FIELD_NUMBER: _builtins.int
+    TAKE_STATE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     """As in RequestBatch: an older term is ignored."""
@@ -371,6 +440,8 @@ class WorkerCommand(_message.Message):
     def clear_cache(self) -> _scheduler_pb2.ClearCache:
         """A request: answered with ClearedWorker."""
 
+    @_builtins.property
+    def take_state(self) -> Global___TakeState: ...
     def __init__(
         self,
         *,
@@ -379,14 +450,128 @@ class WorkerCommand(_message.Message):
         undrain: Global___UndrainWorker | None = ...,
         deschedule: Global___Deschedule | None = ...,
         clear_cache: _scheduler_pb2.ClearCache | None = ...,
+        take_state: Global___TakeState | None = ...,
         term: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "undrain", b"undrain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "take_state", b"take_state", "undrain", b"undrain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "term", b"term", "undrain", b"undrain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "command", b"command", "deschedule", b"deschedule", "drain", b"drain", "drop", b"drop", "take_state", b"take_state", "term", b"term", "undrain", b"undrain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain", "undrain", "deschedule", "clear_cache"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["drop", "drain", "undrain", "deschedule", "clear_cache", "take_state"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___WorkerCommand: _TypeAlias = WorkerCommand  # noqa: Y015
+
+@_typing.final
+class KvWish(_message.Message):
+    """Between workers, ahead of the bytes of a piece of KV state if there are any: length-prefixed on a stream, a message
+    over NATS. The first that a worker sends is a wish, all that it is sent are packets.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TICKET_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    KNOWN_TOKENS_FIELD_NUMBER: _builtins.int
+    EXCHANGE_FIELD_NUMBER: _builtins.int
+    LIMIT_MS_FIELD_NUMBER: _builtins.int
+    ticket: _builtins.str
+    tenant: _builtins.str
+    request_id: _builtins.str
+    epoch: _builtins.int
+    """Of the request at the source; 0: a prefix is wanted."""
+    model_digest: _builtins.str
+    token_ids: _builtins.bytes
+    """Of a prefix: its tokens as in CachedPrefix, and the scope of requests that may use it."""
+    cache_scope: _builtins.str
+    known_tokens: _builtins.int
+    """The first tokens whose state is there already: a transfer that was cut off goes on after them."""
+    exchange: _builtins.str
+    """As in KvSource, of the worker that asks."""
+    limit_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        ticket: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        model_digest: _builtins.str = ...,
+        token_ids: _builtins.bytes = ...,
+        cache_scope: _builtins.str = ...,
+        known_tokens: _builtins.int = ...,
+        exchange: _builtins.str = ...,
+        limit_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "epoch", b"epoch", "exchange", b"exchange", "known_tokens", b"known_tokens", "limit_ms", b"limit_ms", "model_digest", b"model_digest", "request_id", b"request_id", "tenant", b"tenant", "ticket", b"ticket", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvWish: _TypeAlias = KvWish  # noqa: Y015
+
+@_typing.final
+class KvPacket(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    N_PAST_FIELD_NUMBER: _builtins.int
+    N_BYTES_FIELD_NUMBER: _builtins.int
+    CRC_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ENQUEUED_UNIX_US_FIELD_NUMBER: _builtins.int
+    IS_CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    epoch: _builtins.int
+    first: _builtins.int
+    """The piece has the state of these positions: [first, n_past)."""
+    n_past: _builtins.int
+    n_bytes: _builtins.int
+    """Bytes of its envelope, and their CRC-32; 0 bytes: the packet is control alone."""
+    crc: _builtins.int
+    name: _builtins.str
+    """Where the bytes are, if they do not follow: a file of the exchange that both share, or an object on NATS."""
+    enqueued_unix_us: _builtins.int
+    """When the piece was computed, by the source's clock."""
+    is_caught_up: _builtins.bool
+    """All that is computed has been sent, but for the last tokens."""
+    is_last: _builtins.bool
+    """No more comes."""
+    error: _builtins.str
+    """Why no more comes; empty: all of it has."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        first: _builtins.int = ...,
+        n_past: _builtins.int = ...,
+        n_bytes: _builtins.int = ...,
+        crc: _builtins.int = ...,
+        name: _builtins.str = ...,
+        enqueued_unix_us: _builtins.int = ...,
+        is_caught_up: _builtins.bool = ...,
+        is_last: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "enqueued_unix_us", b"enqueued_unix_us", "epoch", b"epoch", "error", b"error", "first", b"first", "is_caught_up", b"is_caught_up", "is_last", b"is_last", "n_bytes", b"n_bytes", "n_past", b"n_past", "name", b"name", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPacket: _TypeAlias = KvPacket  # noqa: Y015
