@@ -155,6 +155,24 @@ models:
 
 
 @pytest.mark.parametrize(
+    ("value", "switch"),
+    [
+        ("on", "on"),
+        ("true", "on"),
+        ("1", "on"),
+        ("off", "off"),
+        ("False", "off"),
+        ("0", "off"),
+        ("auto", "auto"),
+    ],
+)
+def test_a_switch_is_what_yaml_makes_of_it(tmp_path: Path, value: str, switch: str) -> None:
+    path = written(tmp_path, f"models:\n  - path: a.gguf\n    gpu_flash_attention: {value}\n")
+    ((_, wish),) = read_models(path)
+    assert wish.devices.gpu_flash_attention == switch
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "gpu_layers: -2",

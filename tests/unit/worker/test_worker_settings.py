@@ -168,10 +168,26 @@ def test_devices_that_cannot_be_stop_the_start_by_name(
     assert f"INFERFLUX_WORKER_{name}" in capsys.readouterr().err
 
 
-def test_a_switch_that_is_none_stops_the_start_by_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("value", "switch"),
+    [
+        *((value, "on") for value in ("on", "ON", "true", "True", "1", " on ")),
+        *((value, "off") for value in ("off", "Off", "false", "FALSE", "0")),
+        *((value, "auto") for value in ("auto", "AUTO")),
+    ],
+)
+def test_flash_attention_is_switched_in_the_usual_words(
+    monkeypatch: pytest.MonkeyPatch, value: str, switch: str
 ) -> None:
-    monkeypatch.setenv("INFERFLUX_CUDA_FLASH_ATTENTION", "maybe")
+    monkeypatch.setenv("INFERFLUX_CUDA_FLASH_ATTENTION", value)
+    assert made(monkeypatch).device_wish.gpu_flash_attention == switch
+
+
+@pytest.mark.parametrize("value", ["maybe", "2", "-1", "truth", "none"])
+def test_a_switch_that_is_none_stops_the_start_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    monkeypatch.setenv("INFERFLUX_CUDA_FLASH_ATTENTION", value)
     with pytest.raises(SystemExit):
         made(monkeypatch)
     assert "INFERFLUX_CUDA_FLASH_ATTENTION" in capsys.readouterr().err

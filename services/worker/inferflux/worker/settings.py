@@ -246,7 +246,8 @@ class WorkerSettings(HttpClientSettings):
     cuda_flash_attention: Switch = setting(
         "auto",
         "fused attention of models with layers on a GPU, of CUDA or another kind: `auto`, where the GPU has "
-        "it for the model; `on`, and what the GPU does not have is computed on the CPU; `off`",
+        "it for the model; `on`, and what the GPU does not have is computed on the CPU; `off`. "
+        "`true` and `1` mean `on`, `false` and `0` mean `off`, in letters of any case",
         variable="INFERFLUX_CUDA_FLASH_ATTENTION",
     )
     kv_type_k: KvType = setting(

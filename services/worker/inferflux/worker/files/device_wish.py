@@ -6,13 +6,24 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from inferflux.common.contract import address
 from inferflux.v1 import device_pb2
 
 SplitMode = Literal["none", "layer", "row", "tensor"]
-Switch = Literal["auto", "on", "off"]
+
+_SWITCHES = {"true": "on", "1": "on", "on": "on", "false": "off", "0": "off", "off": "off", "auto": "auto"}
+
+
+def _as_switch(value: object) -> object:
+    """YAML makes a bool of on and off."""
+    return _SWITCHES.get(str(value).strip().lower(), value)
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_switch)]
 
 # ggml's own bound: GGML_RPC_MAX_SERVERS.
 MOST_RPC_SERVERS = 16
