@@ -149,9 +149,10 @@ async def test_heartbeats_say_what_was_found_in_the_cache_since_the_worker_began
     await a.on_report(step(stats=stats))
     await a.on_engine_death("killed")
     await a.on_report(step(stats=stats))
-    state = WorkerState("w", "i", pool="gold", zone="north")
+    state = WorkerState("w", "i", pool="gold", zone="north", role=scheduler_pb2.WORKER_ROLE_DECODE)
     status = Heartbeat(worker.bus, state, a).status(0.0)  # type: ignore[arg-type]
     assert (status.pool, status.zone) == ("gold", "north")
+    assert status.role == scheduler_pb2.WORKER_ROLE_DECODE
     assert (status.prefix_queries, status.prefix_hits, status.prefix_matched_tokens) == (6, 4, 200)
     assert status.host_tier == scheduler_pb2.TierUse(bytes=500, states=3, hits=2)
     assert status.disk_tier == scheduler_pb2.TierUse(bytes=900, states=4, hits=4)

@@ -191,3 +191,39 @@ def test_a_switch_that_is_none_stops_the_start_by_name(
     with pytest.raises(SystemExit):
         made(monkeypatch)
     assert "INFERFLUX_CUDA_FLASH_ATTENTION" in capsys.readouterr().err
+
+
+def test_a_worker_serves_kv_state_over_tcp_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made(monkeypatch).kv_server == ""
+    monkeypatch.setenv("INFERFLUX_ROLE", "decode")
+    assert made(monkeypatch).kv_server == "127.0.0.1:0"
+    monkeypatch.setenv("INFERFLUX_KV_LISTEN", "localhost:7000")
+    assert made(monkeypatch).kv_server == "localhost:7000"
+    monkeypatch.setenv("INFERFLUX_KV_TRANSPORT", "nats")
+    assert made(monkeypatch).kv_server == ""
+
+
+@pytest.mark.parametrize("given", [":7000", "0.0.0.0:7000", "kv.example.com:7000", "[::]:7000"])
+def test_kv_state_is_not_served_to_a_network_in_plain_text_unless_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    monkeypatch.setenv("INFERFLUX_KV_LISTEN", given)
+    with pytest.raises(SystemExit):
+        made(monkeypatch)
+    error = capsys.readouterr().err
+    assert error.startswith("INFERFLUX_KV_LISTEN: ")
+    assert "INFERFLUX_KV_INSECURE" in error
+    monkeypatch.setenv("INFERFLUX_KV_INSECURE", "true")
+    assert made(monkeypatch).kv_server == given
+
+
+@pytest.mark.parametrize(
+    ("role", "cells", "expected"),
+    [("unified", "", None), ("prefill", "", 0), ("prefill", "512", 512), ("decode", "", None)],
+)
+def test_prompts_need_no_context_of_their_own_where_nothing_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, role: str, cells: str, expected: int | None
+) -> None:
+    monkeypatch.setenv("INFERFLUX_ROLE", role)
+    settings = made(monkeypatch, **({"PREFILL_CELLS": cells} if cells else {}))
+    assert settings.separate_prefill_cells == expected

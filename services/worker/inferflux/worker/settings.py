@@ -11,7 +11,6 @@ from inferflux.common.contract.checks import MAX_SEQUENCES
 from inferflux.common.contract.messages import hosts
 from inferflux.common.contract.requests import worker_pools
 from inferflux.common.http.http_client import check_url
-from inferflux.common.http.http_settings import HttpClientSettings
 from inferflux.common.process.setting_kinds import (
     ByteCount,
     OptionalPath,
@@ -32,6 +31,7 @@ from .files.device_wish import (
     tensor_split_of,
 )
 from .files.kv_types import KvType
+from .kv_settings import KvSettings
 
 # Sequence ids for cached prefixes, unless something else is asked for.
 _CACHED_SEQUENCES = 64
@@ -46,7 +46,7 @@ def _url(value: str) -> str:
     return value
 
 
-class WorkerSettings(HttpClientSettings):
+class WorkerSettings(KvSettings):
     """Settings of one worker: its models, and an engine for each."""
 
     model_config = SettingsConfigDict(env_prefix="INFERFLUX_WORKER_", frozen=True)
@@ -175,8 +175,8 @@ class WorkerSettings(HttpClientSettings):
     prefill_cells: int | None = setting(
         None,
         "KV cells of the prefill context, in memory beside `KV_CELLS`. A CPU computes prompts of "
-        "several steps there; 0: all prompts are chunked in mixed batches; unset: a quarter of the KV cells, "
-        "at most 8,192 or the context length",
+        "several steps there; 0: all prompts are chunked in mixed batches; unset: 0 if `INFERFLUX_ROLE` is "
+        "`prefill`, else a quarter of the KV cells, at most 8,192 or the context length",
         ge=0,
         le=_MOST_INT32,
     )
@@ -394,6 +394,12 @@ class WorkerSettings(HttpClientSettings):
         if value > 1 and len(str(info.data.get("id", ""))) + len(f"_{value - 1}") > hosts.LONGEST_HOST_ID:
             raise ValueError("leaves no room in INFERFLUX_WORKER_ID for the workers' numbers")
         return value
+
+    @property
+    def separate_prefill_cells(self) -> int | None:
+        """KV cells of the prefill context; None: the engine chooses."""
+        # Beside nothing that decodes there is nothing to keep prompts from.
+        return 0 if self.prefill_cells is None and self.role == "prefill" else self.prefill_cells
 
     @property
     def members(self) -> list[WorkerSettings]:

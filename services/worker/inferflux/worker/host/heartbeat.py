@@ -38,6 +38,7 @@ class Heartbeat:
             worker_id=state.worker_id,
             pool=state.pool,
             zone=state.zone,
+            role=state.role,
             incarnation=state.incarnation,
             state=state.with_model(is_ready=model.is_ready),
             models=[model.card],

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 log = logs.get("worker.state")
 
+_ROLES = {
+    "unified": scheduler_pb2.WORKER_ROLE_UNIFIED,
+    "prefill": scheduler_pb2.WORKER_ROLE_PREFILL,
+    "decode": scheduler_pb2.WORKER_ROLE_DECODE,
+}
+
 
 @dataclass(slots=True)
 class WorkerState:
@@ -26,6 +32,7 @@ class WorkerState:
         incarnation: new at every start of the process.
         pool: which workers it belongs to.
         zone: where it is; empty: not known.
+        role: what it is meant to compute.
         term: of the latest lease that this worker has seen.
         is_draining: it takes no new requests.
         is_leaving: the process is about to end, so draining cannot be undone.
@@ -39,11 +46,13 @@ class WorkerState:
     is_leaving: bool = False
     pool: str = DEFAULT
     zone: str = ""
+    role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNIFIED
 
     @classmethod
     def begin(cls, worker_id: str, settings: WorkerSettings) -> Self:
         """State of a worker that starts now."""
-        return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone)
+        role = _ROLES[settings.role]
+        return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone, role=role)
 
     def accepts(self, term: int, now_unix_ms: int) -> bool:
         """True if a message under the lease of `term` counts. If so, older terms are refused from now on.
