@@ -69,6 +69,7 @@ class SimWorker(ContractWorker):
         self.batches: list[worker_pb2.RequestBatch] = []
         self.pool = self.zone = ""
         self.digest = ""
+        self.role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNSPECIFIED
         # Steps until its engine has started again.
         self.starting = 0
         self._heartbeats = Repeats(lambda data, _: scheduler_pb2.WorkerStatus.FromString(data))
@@ -106,7 +107,7 @@ class SimWorker(ContractWorker):
             is_early: before the engine has reported what it was asked since its last step.
         """
         status = self.status()
-        status.pool, status.zone = self.pool, self.zone
+        status.pool, status.zone, status.role = self.pool, self.zone, self.role
         status.models[0].digest = self.digest
         if is_early:
             for resident in status.residents:
@@ -214,13 +215,20 @@ class World:
     # The world's doings
 
     def add_worker(
-        self, worker_id: str, *, slots: int = 2, kv_cells: int = 32, model: str = MODEL, digest: str = ""
+        self,
+        worker_id: str,
+        *,
+        slots: int = 2,
+        kv_cells: int = 32,
+        model: str = MODEL,
+        digest: str = "",
+        role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNSPECIFIED,
     ) -> SimWorker:
         """Start a worker, or start it anew."""
         self._incarnations += 1
         size = Size(slots, 2 * slots, kv_cells, CONTEXT, swap_cells=1_000_000)
         worker = SimWorker(self, worker_id, self._incarnations, size, model)
-        worker.digest = digest
+        worker.digest, worker.role = digest, role
         self.workers[worker_id] = worker
         worker.beat()
         return worker

@@ -1235,6 +1235,7 @@ class SchedulerAdminRequest(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     GET_DRAIN_FIELD_NUMBER: _builtins.int
     CLEAR_CACHE_FIELD_NUMBER: _builtins.int
+    MOVE_FIELD_NUMBER: _builtins.int
     LOAD_MODEL_FIELD_NUMBER: _builtins.int
     UNLOAD_MODEL_FIELD_NUMBER: _builtins.int
     ADD_ADAPTER_FIELD_NUMBER: _builtins.int
@@ -1252,6 +1253,8 @@ class SchedulerAdminRequest(_message.Message):
     def get_drain(self) -> Global___GetDrain: ...
     @_builtins.property
     def clear_cache(self) -> Global___ClearWorkerCache: ...
+    @_builtins.property
+    def move(self) -> Global___MoveRequest: ...
     @_builtins.property
     def load_model(self) -> _model_pb2.LoadModelRequest: ...
     @_builtins.property
@@ -1274,6 +1277,7 @@ class SchedulerAdminRequest(_message.Message):
         drain: Global___DrainRequest | None = ...,
         get_drain: Global___GetDrain | None = ...,
         clear_cache: Global___ClearWorkerCache | None = ...,
+        move: Global___MoveRequest | None = ...,
         load_model: _model_pb2.LoadModelRequest | None = ...,
         unload_model: _model_pb2.UnloadModelRequest | None = ...,
         add_adapter: _model_pb2.AddAdapterRequest | None = ...,
@@ -1282,15 +1286,81 @@ class SchedulerAdminRequest(_message.Message):
         remove_model: _model_pb2.RemoveModelRequest | None = ...,
         verify_model: _model_pb2.VerifyModelRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "pull_model", b"pull_model", "remove_adapter", b"remove_adapter", "remove_model", b"remove_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model", "verify_model", b"verify_model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "move", b"move", "pull_model", b"pull_model", "remove_adapter", b"remove_adapter", "remove_model", b"remove_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model", "verify_model", b"verify_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "pull_model", b"pull_model", "remove_adapter", b"remove_adapter", "remove_model", b"remove_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model", "verify_model", b"verify_model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_adapter", b"add_adapter", "clear_cache", b"clear_cache", "drain", b"drain", "get_drain", b"get_drain", "get_fairness", b"get_fairness", "load_model", b"load_model", "move", b"move", "pull_model", b"pull_model", "remove_adapter", b"remove_adapter", "remove_model", b"remove_model", "request", b"request", "set_fairness", b"set_fairness", "unload_model", b"unload_model", "verify_model", b"verify_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache", "load_model", "unload_model", "add_adapter", "remove_adapter", "pull_model", "remove_model", "verify_model"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["get_fairness", "set_fairness", "drain", "get_drain", "clear_cache", "move", "load_model", "unload_model", "add_adapter", "remove_adapter", "pull_model", "remove_model", "verify_model"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
 Global___SchedulerAdminRequest: _TypeAlias = SchedulerAdminRequest  # noqa: Y015
+
+@_typing.final
+class MoveRequest(_message.Message):
+    """Has another worker go on with a request, with what is computed of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Empty: the one tenant that has such a request."""
+    request_id: _builtins.str
+    worker_id: _builtins.str
+    """The worker to go on with it."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tenant", b"tenant", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveRequest: _TypeAlias = MoveRequest  # noqa: Y015
+
+@_typing.final
+class MovedRequest(_message.Message):
+    """A request runs on another worker now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FROM_WORKER_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TOOK_MS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    request_id: _builtins.str
+    from_worker_id: _builtins.str
+    worker_id: _builtins.str
+    tokens: _builtins.int
+    """Its first tokens whose state was there before it left the other worker."""
+    took_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        from_worker_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+        tokens: _builtins.int = ...,
+        took_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_worker_id", b"from_worker_id", "request_id", b"request_id", "tenant", b"tenant", "tokens", b"tokens", "took_ms", b"took_ms", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovedRequest: _TypeAlias = MovedRequest  # noqa: Y015
 
 @_typing.final
 class ClearWorkerCache(_message.Message):
@@ -1556,6 +1626,7 @@ class SchedulerAdminReply(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     STORE_JOB_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
@@ -1569,6 +1640,8 @@ class SchedulerAdminReply(_message.Message):
     def refused(self) -> Global___AdminRefusal: ...
     @_builtins.property
     def cleared(self) -> Global___ClearedWorker: ...
+    @_builtins.property
+    def moved(self) -> Global___MovedRequest: ...
     @_builtins.property
     def model(self) -> _model_pb2.Model:
         """The model on the hosts that were told."""
@@ -1584,15 +1657,16 @@ class SchedulerAdminReply(_message.Message):
         drain: Global___DrainProgress | None = ...,
         refused: Global___AdminRefusal | None = ...,
         cleared: Global___ClearedWorker | None = ...,
+        moved: Global___MovedRequest | None = ...,
         model: _model_pb2.Model | None = ...,
         store_job: _model_pb2.StoreJob | None = ...,
         partition: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "moved", b"moved", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "partition", b"partition", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "drain", b"drain", "fairness", b"fairness", "model", b"model", "moved", b"moved", "partition", b"partition", "refused", b"refused", "reply", b"reply", "store_job", b"store_job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared", "model", "store_job"]  # noqa: Y015
+    _WhichOneofReturnType_reply: _TypeAlias = _typing.Literal["fairness", "drain", "refused", "cleared", "moved", "model", "store_job"]  # noqa: Y015
     _WhichOneofArgType_reply: _TypeAlias = _typing.Literal["reply", b"reply"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_reply) -> _WhichOneofReturnType_reply | None: ...
 
@@ -1736,6 +1810,34 @@ class SchedulerStatusRequest(_message.Message):
 Global___SchedulerStatusRequest: _TypeAlias = SchedulerStatusRequest  # noqa: Y015
 
 @_typing.final
+class PoolStatus(_message.Message):
+    """Workers of one role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    role: Global___WorkerRole.ValueType
+    ready: _builtins.int
+    """Those that are ready, and how many there should be; 0: any number."""
+    expected: _builtins.int
+    def __init__(
+        self,
+        *,
+        role: Global___WorkerRole.ValueType = ...,
+        ready: _builtins.int = ...,
+        expected: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "ready", b"ready", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolStatus: _TypeAlias = PoolStatus  # noqa: Y015
+
+@_typing.final
 class WorkerTotals(_message.Message):
     """Of all workers, those that a page leaves out too."""
 
@@ -1785,6 +1887,8 @@ class SchedulerStatus(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     WORKER_TOTALS_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    MOVING_FIELD_NUMBER: _builtins.int
     NOT_READY_FIELD_NUMBER: _builtins.int
     queued: _builtins.int
     running: _builtins.int
@@ -1797,6 +1901,8 @@ class SchedulerStatus(_message.Message):
     term: _builtins.int
     partition: _builtins.str
     """What of the models it leads, by the partition's name; a scheduler of all models has one of `all`."""
+    moving: _builtins.int
+    """Requests whose state is on its way from one worker to another."""
     not_ready: _builtins.str
     """Why it cannot do its work, as its /readyz says it; empty while it can."""
     @_builtins.property
@@ -1806,6 +1912,10 @@ class SchedulerStatus(_message.Message):
     @_builtins.property
     def worker_totals(self) -> Global___WorkerTotals:
         """Absent from a scheduler that does not count them, and answers with all workers."""
+
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolStatus]:
+        """Of prefill and decode workers; none where there are none, and none are expected."""
 
     def __init__(
         self,
@@ -1821,11 +1931,13 @@ class SchedulerStatus(_message.Message):
         term: _builtins.int = ...,
         partition: _builtins.str = ...,
         worker_totals: Global___WorkerTotals | None = ...,
+        pools: _abc.Iterable[Global___PoolStatus] | None = ...,
+        moving: _builtins.int = ...,
         not_ready: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "worker_totals", b"worker_totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "not_ready", b"not_ready", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "partition", b"partition", "policy", b"policy", "queued", b"queued", "running", b"running", "term", b"term", "worker_totals", b"worker_totals", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fairness", b"fairness", "leader", b"leader", "moving", b"moving", "not_ready", b"not_ready", "oldest_wait_ms", b"oldest_wait_ms", "parked", b"parked", "partition", b"partition", "policy", b"policy", "pools", b"pools", "queued", b"queued", "running", b"running", "term", b"term", "worker_totals", b"worker_totals", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

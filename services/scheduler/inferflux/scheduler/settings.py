@@ -115,6 +115,20 @@ class SchedulerSettings(ServiceSettings):
         ge=0,
         le=3600,
     )
+    prefill_pool_size: int = setting(
+        0,
+        "[prefill workers](scheduling.md#prefill-and-decode-workers) that should be ready; 0: any number",
+        variable="INFERFLUX_PREFILL_POOL_SIZE",
+        ge=0,
+        le=4096,
+    )
+    decode_pool_size: int = setting(
+        0,
+        "decode workers that should be ready; 0: any number",
+        variable="INFERFLUX_DECODE_POOL_SIZE",
+        ge=0,
+        le=4096,
+    )
     prefix_lookup_limit_s: float = setting(
         0.05,
         "longest wait for the [prefix index](cache-design.md#the-prefix-index); "
@@ -141,4 +155,6 @@ class SchedulerSettings(ServiceSettings):
             max_queued=self.max_queued,
             max_queued_per_tenant=self.max_queued_per_tenant,
             queue_limit=self.queue_limit,
+            prefill_pool_size=self.prefill_pool_size,
+            decode_pool_size=self.decode_pool_size,
         )

@@ -16,6 +16,7 @@ MAX_MODELS = 64
 # more, and names the latest ends. By default the work queue holds no more jobs in all.
 MAX_REQUESTS = 4096
 MAX_TOKENS_PER_S = 1e9
+MAX_BYTES_PER_S = 1e15
 # Of ggml: 16 GPUs, and as many RPC servers, each with some.
 MAX_DEVICES = 64
 MAX_PATHS = 16
@@ -86,12 +87,25 @@ def check_status(status: scheduler_pb2.WorkerStatus) -> None:
         check_card(card)
     if len({card.name for card in status.models}) < len(status.models):
         raise InvalidArgument("two models of a worker have one name", field="models.name")
+    _check_transfers(status)
     if status.HasField("device_context"):
         _check_devices(status.device_context)
     checks.check_count(status.residents, MAX_REQUESTS, "residents")
     for request in status.residents:
         _check_resident(request)
     check_requests(status.finished, "finished")
+
+
+def _check_transfers(status: scheduler_pb2.WorkerStatus) -> None:
+    """See how it takes KV state from others, and others from it. A role of a later version is allowed."""
+    source = status.kv_source
+    if status.HasField("kv_source"):
+        checks.check_token(source.worker_id, "kv_source.worker_id")
+        checks.check_token(source.incarnation, "kv_source.incarnation")
+    for field in ("exchange", "address", "ticket"):
+        checks.check_text(getattr(source, field), MAX_TEXT_BYTES, f"kv_source.{field}")
+    rate = status.kv_transfers.bytes_per_s
+    checks.check_range(rate, 0.0, MAX_BYTES_PER_S, "kv_transfers.bytes_per_s")
 
 
 def check_card(card: model_pb2.ModelCard) -> None:

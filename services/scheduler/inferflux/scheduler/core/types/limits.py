@@ -47,6 +47,9 @@ class Limits:
     move_after_s: float = 2.0
     # A request waits for the worker that has its prefix no longer than this; 0: never. See `prefix_waits`.
     prefix_wait_s: float = 5.0
+    # Prefill and decode workers that should be ready; 0: any number.
+    prefill_pool_size: int = 0
+    decode_pool_size: int = 0
     # New requests that may wait, in all and of one tenant; 0: as many as come, and as many as are left free.
     max_queued: int = 0
     max_queued_per_tenant: int = 0

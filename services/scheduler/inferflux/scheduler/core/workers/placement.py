@@ -13,6 +13,8 @@ A worker that is n times slower than the fastest of the model (`slowness.py`) co
 much, the request's own tokens among them. So a worker of ten times the speed comes to hold ten times as much.
 Between workers of one speed that changes nothing.
 
+A prefill worker takes a whole request only where no other worker can: it is kept for prompts (`split.py`).
+
 Workers are kept sorted by load, per model, size and slowness, so that finding one does not cost more with a
 thousand of them, as long as they come in a few sizes.
 """
@@ -167,6 +169,7 @@ class _Group(NamedTuple):
 
     size: Size
     slowness: float
+    is_prefill: bool = False
 
 
 # Its load, and the worker.
@@ -181,6 +184,8 @@ class _ModelIndex:
     open: dict[_Group, Ranking[_Entry]] = field(default_factory=dict)
     # Ready or loading.
     live: dict[str, WorkerSlots] = field(default_factory=dict)
+    # Of those, the ones that are meant for prompts.
+    prefill: dict[str, WorkerSlots] = field(default_factory=dict)
     # Those on which requests wait to resume, and of these the ones that have a slot.
     waiting: dict[str, WorkerSlots] = field(default_factory=dict)
     resumable: dict[str, WorkerSlots] = field(default_factory=dict)
@@ -234,7 +239,7 @@ class Placement:
         worker_id = worker.worker_id
         place = _Sorted(
             groups={
-                model: _Group(size_of(worker, model), slowness_of(worker, model))
+                model: _Group(size_of(worker, model), slowness_of(worker, model), worker.is_prefill)
                 for model in worker.context_lengths
             },
             slots=worker.slots if worker.state == scheduler_pb2.WORKER_STATE_READY else None,
@@ -245,6 +250,8 @@ class Placement:
             index = self._models[model]
             if worker.state in _LIVE:
                 index.live[worker_id] = worker
+                if worker.is_prefill:
+                    index.prefill[worker_id] = worker
             if worker.has_waiting:
                 index.waiting[worker_id] = worker
                 if worker.has_slot_for(Start.RESUME):
@@ -261,7 +268,7 @@ class Placement:
             return
         for model, group in place.groups.items():
             index = self._models[model]
-            for workers in (index.live, index.waiting, index.resumable):
+            for workers in (index.live, index.prefill, index.waiting, index.resumable):
                 workers.pop(worker_id, None)
             if place.slots is not None:
                 index.slots -= place.slots
@@ -310,32 +317,47 @@ class Placement:
         Args:
             but: no worker of these sizes.
         """
-        best: tuple[float, str, WorkerSlots] | None = None
-        avoided: WorkerSlots | None = None
         avoids = job.retries.avoids
-        for (size, _slowness), ranking in self._of(job.model).open.items():
-            if size in but or not fits_size(job, size):
+        chosen = self._emptiest(job, but, is_prefill=False) or self._emptiest(job, but, is_prefill=True)
+        if chosen is None:
+            return None if avoids is None else self._open_worker(avoids, job, but, is_avoided=True)
+        return self._with_prefix(job, chosen, but)
+
+    def choose_prefill(self, job: Job, but: Collection[Size] = ()) -> WorkerSlots | None:
+        """The prefill worker for the prompt of a job; takes and returns what `choose` does."""
+        chosen = self._emptiest(job, but, is_prefill=True)
+        return None if chosen is None else self._with_prefix(job, chosen, but)
+
+    def has_prefill(self, model: str) -> bool:
+        """True if a prefill worker that is ready or loading has the model."""
+        return bool(self._of(model).prefill)
+
+    def _emptiest(self, job: Job, but: Collection[Size], *, is_prefill: bool) -> WorkerSlots | None:
+        """The least busy worker that can take a job now, where it was not lost before."""
+        best: tuple[float, str, WorkerSlots] | None = None
+        for group, ranking in self._of(job.model).open.items():
+            size = group.size
+            if group.is_prefill != is_prefill or size in but or not fits_size(job, size):
                 continue
             wanted = cells_wanted(job, size.context_length)
             for _load, worker_id, worker in ranking:
                 if wanted > worker.free_cells:
                     break  # and those after it have more to hold
-                if worker_id == avoids:
-                    avoided = worker
+                if worker_id == job.retries.avoids:
                     continue
                 busy = _busy(job, worker)
                 if best is None or (busy, worker_id) < best[:2]:
                     best = busy, worker_id, worker
                 break
-        if best is None:
-            return avoided
-        return self._with_prefix(job, best[2], but) if job.cached_on else best[2]
+        return None if best is None else best[2]
 
     def _with_prefix(self, job: Job, emptiest: WorkerSlots, but: Collection[Size]) -> WorkerSlots:
-        """The emptiest worker, or one that saves more tokens of the prompt than it holds more."""
+        """The emptiest worker, or one of its kind that saves more tokens of the prompt than it holds more."""
+        if not job.cached_on:
+            return emptiest
         holders = (self._open_worker(holder, job, but) for holder in job.cached_on)
         return min(
-            (emptiest, *(holder for holder in holders if holder is not None)),
+            (emptiest, *(h for h in holders if h is not None and h.is_prefill == emptiest.is_prefill)),
             key=lambda worker: (_cost(job, worker, emptiest), _busy(job, worker), worker.worker_id),
         )
 
@@ -353,16 +375,26 @@ class Placement:
             worker = live.get(worker_id)
             if worker is None or cached <= most or worker_id == job.retries.avoids:
                 continue
+            if worker.is_prefill and not chosen.is_prefill:
+                continue
             rank = _cost(job, worker, chosen), worker_id
             if worker.admits(Start.NEW) and fits(job, worker) and rank < best:
                 best, better = rank, worker
         return better
 
-    def _open_worker(self, worker_id: str, job: Job, but: Collection[Size]) -> WorkerSlots | None:
-        """A worker, if it could take the job now and nothing speaks against it."""
+    def _open_worker(
+        self, worker_id: str, job: Job, but: Collection[Size], *, is_avoided: bool = False
+    ) -> WorkerSlots | None:
+        """A worker, if it could take the job now and nothing speaks against it.
+
+        Args:
+            is_avoided: even where the job was lost there.
+        """
         place = self._sorted.get(worker_id)
         group = place.groups.get(job.model) if place is not None else None
-        if place is None or place.entry is None or group is None or worker_id == job.retries.avoids:
+        if place is None or place.entry is None or group is None:
+            return None
+        if worker_id == job.retries.avoids and not is_avoided:
             return None
         worker, size = place.entry[2], group.size
         can_take = size not in but and fits_size(job, size)

@@ -17,6 +17,7 @@ from inferflux.scheduler.core.types.jobs import RequestKey
 from inferflux.v1 import scheduler_pb2
 
 from .assignments import Assignment, Reconciled, Residence, UnownedRequest
+from .pools import PREFILL, Role, role_of
 
 _UP = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
 
@@ -65,6 +66,8 @@ class WorkerSlots:
         self._reserves_cells = False
         # Kept free of everything but suspects, while any wait.
         self.is_reserved = False
+        # Requests that are on their way here from another worker, and the cells that they will take.
+        self.awaited: dict[RequestKey, int] = {}
         # A suspect that runs here, and nothing else may run beside it.
         self.alone: RequestKey | None = None
         # How many times slower than the fastest worker of a model it is; 1 where it is not in it.
@@ -85,8 +88,13 @@ class WorkerSlots:
 
     @property
     def load(self) -> int:
-        """Tokens that running requests may have to hold."""
-        return self.assigned_cells + self.unowned_cells
+        """Tokens that running requests may have to hold, those on their way here among them."""
+        return self.assigned_cells + self.unowned_cells + sum(self.awaited.values())
+
+    @property
+    def is_prefill(self) -> bool:
+        """True if it is meant for prompts: whole requests go to others, if they can."""
+        return self.role == PREFILL
 
     @property
     def n_running(self) -> int:
@@ -96,7 +104,7 @@ class WorkerSlots:
     @property
     def free_slots(self) -> int:
         """Number of requests that may run in addition."""
-        return max(0, min(len(self._free), self.slots - self.n_running))
+        return max(0, min(len(self._free), self.slots - self.n_running) - len(self.awaited))
 
     def admits(self, start: Start) -> bool:
         """True if such a request may start here, were there a slot and cells."""
@@ -142,6 +150,14 @@ class WorkerSlots:
 
     def set_state(self, state: scheduler_pb2.WorkerState.ValueType) -> None:
         self.state = state
+        self._changed()
+
+    def await_request(self, key: RequestKey, cells: int | None) -> None:
+        """Keep a slot and cells for a request that is on its way here; None: no more."""
+        if cells is None:
+            self.awaited.pop(key, None)
+        else:
+            self.awaited[key] = cells
         self._changed()
 
     def set_slowness(self, model: str, slowness: float) -> None:
@@ -319,6 +335,7 @@ class WorkerSlots:
         self.zone: str = status.zone
         # Workers of the same one hand the state of requests to each other; empty: it has none.
         self.exchange: str = status.exchange
+        self.role: Role = role_of(status)
         # Whether requests can begin with what others have computed there.
         self.shares_prefixes = status.prefix_sharing != scheduler_pb2.PREFIX_SHARING_NONE
         # Models whose answers it constrains.
