@@ -21,7 +21,7 @@ async def call(stack: Stack, path: str, body: Any = None) -> httpx.Response:
 
 
 async def test_scripts_of_llama_cpps_server_find_their_paths(stack: Stack) -> None:
-    assert (await call(stack, "/health")).json() == {"status": "ok"}
+    assert (await call(stack, "/health")).json() == {"status": "ok", "role": "gateway", "reason": ""}
     props = (await call(stack, "/props")).json()
     assert props["default_generation_settings"]["n_ctx"] > 0
     assert (await call(stack, "/slots")).status_code == 501

@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, Counter
 from inferflux.common.contract.errors import InvalidArgument, Unavailable
 from inferflux.common.process.probe import Probe
 
+ALIVE = '{"status": "ok", "role": "gateway", "reason": ""}\n'
+
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
@@ -23,7 +25,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def probe(registry: CollectorRegistry) -> Iterator[Probe]:
-    probe = Probe("127.0.0.1:0", registry=registry)
+    probe = Probe("127.0.0.1:0", role="gateway", registry=registry)
     yield probe
     probe.close()
 
@@ -39,7 +41,7 @@ def get(probe: Probe, path: str) -> tuple[int, str]:
 
 
 def test_it_is_alive_at_once_and_ready_when_every_condition_is_met(probe: Probe) -> None:
-    assert get(probe, "/livez") == (200, "ok\n")
+    assert get(probe, "/livez") == (200, ALIVE)
     assert get(probe, "/readyz")[0] == 503
     probe.set_ready("nats", True)
     probe.set_ready("model", False, "loading demo.gguf")
@@ -84,6 +86,28 @@ def test_it_is_degraded_while_it_is_not_ready_or_something_else_is_wrong(probe: 
     probe.set_ready("nats", True)
     probe.set_warning("scheduler", "")
     assert health() == ("ok", "")
+
+
+def test_each_answer_names_the_role_and_what_is_wrong_in_short(probe: Probe) -> None:
+    def readiness() -> tuple[int, str, str]:
+        status, body = get(probe, "/readyz")
+        told = json.loads(body)
+        assert told["role"] == json.loads(get(probe, "/healthz")[1])["role"] == "gateway"
+        return status, told["status"], told["reason"]
+
+    assert readiness() == (503, "not_ready", "starting")
+    probe.set_ready("models", False, "no model is ready: 1 loading", reason="no model backend loaded")
+    probe.set_ready("nats", False, "connection lost")
+    probe.set_ready("policy", False)
+    assert readiness() == (503, "not_ready", "no model backend loaded; nats: connection lost; policy")
+    probe.set_ready("nats", True)
+    probe.set_ready("policy", True)
+    probe.set_warning("pools", "1 of 2 workers are ready", reason="decode pool not ready")
+    assert readiness() == (503, "not_ready", "no model backend loaded")
+    probe.set_ready("models", True)
+    assert readiness() == (200, "degraded", "decode pool not ready")
+    probe.set_warning("pools", "")
+    assert readiness() == (200, "ok", "")
 
 
 def test_metrics_are_served(probe: Probe, registry: CollectorRegistry) -> None:
@@ -131,7 +155,7 @@ def test_connections_held_open_are_bounded_and_keep_no_client_out(probe: Probe) 
             with contextlib.suppress(OSError):
                 client.sendall(b"GET /livez HTTP/1.1\r\n")
             assert threading.active_count() - threads <= 40
-        assert get(probe, "/livez") == (200, "ok\n")
+        assert get(probe, "/livez") == (200, ALIVE)
         assert probe.n_connections <= 32
         assert ends(held[0])
 
@@ -146,7 +170,7 @@ def ends(client: socket.socket) -> bool:
 
 def test_a_taken_port_names_the_address_and_the_variable(probe: Probe) -> None:
     with pytest.raises(Unavailable) as caught:
-        Probe(f"127.0.0.1:{probe.port}")
+        Probe(f"127.0.0.1:{probe.port}", role="gateway")
     assert f"127.0.0.1:{probe.port}" in caught.value.message
     assert "INFERFLUX_METRICS_LISTEN" in caught.value.message
 
@@ -154,13 +178,13 @@ def test_a_taken_port_names_the_address_and_the_variable(probe: Probe) -> None:
 @pytest.mark.parametrize("listen", ["", "localhost", "127.0.0.1:x", "127.0.0.1:70000", "9090"])
 def test_an_address_that_is_none_names_the_variable(listen: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        Probe(listen)
+        Probe(listen, role="gateway")
     assert caught.value.field == "INFERFLUX_METRICS_LISTEN"
 
 
 def test_a_closed_probe_frees_its_port() -> None:
-    first = Probe("127.0.0.1:0")
+    first = Probe("127.0.0.1:0", role="gateway")
     address = f"127.0.0.1:{first.port}"
     assert get(first, "/livez")[0] == 200
     first.close()
-    Probe(address).close()
+    Probe(address, role="gateway").close()

@@ -17,7 +17,7 @@ from inferflux.common.process.probe import Probe
 
 @pytest.fixture
 def probe() -> Iterator[Probe]:
-    serving = Probe("127.0.0.1:0", registry=CollectorRegistry())
+    serving = Probe("127.0.0.1:0", role="policy", registry=CollectorRegistry())
     yield serving
     serving.close()
 

@@ -27,11 +27,12 @@ async def test_models_are_listed_and_found(gateway: GatewayProcess, key: str, ba
 
 async def test_health_answers_strangers(gateway: GatewayProcess) -> None:
     stranger = HttpClient(gateway.http_port, "")
-    assert ((await stranger.get("/livez")).status, (await stranger.get("/livez")).body) == (200, b"ok\n")
+    alive = await stranger.get("/livez")
+    assert (alive.status, alive.json()) == (200, {"status": "ok", "role": "gateway", "reason": ""})
     health = await stranger.get("/healthz")
     assert (health.status, health.json()["status"] in ("ok", "degraded")) == (200, True)
     ready = await stranger.get("/readyz")
-    assert (ready.status, ready.json()["ready"]) == (200, True)
+    assert (ready.status, ready.json()["ready"], ready.json()["role"]) == (200, True, "gateway")
 
 
 async def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: HttpClient) -> None:

@@ -82,7 +82,7 @@ async def raising(theatre: Stage, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
     monkeypatch.setattr(Planner, "_place", raise_over_poison)
     settings = Hasty(nats_url=theatre.nats.url, metrics_listen="127.0.0.1:0", lease_s=0.6)
-    probe = Probe(settings.metrics_listen)
+    probe = Probe(settings.metrics_listen, role="scheduler")
     metrics = SchedulerMetrics(CollectorRegistry())
     redis = store.connect("redis://127.0.0.1:1/0")
     scheduler = Scheduler(settings, theatre.bus, redis, probe, metrics, OFF)

@@ -18,7 +18,7 @@ from inferflux.common.calls.service_key import parse_service_keys
 from inferflux.common.process import logs
 from inferflux.common.process.child.scratch import scratch_folder
 from inferflux.common.process.lifecycle import Shutdown
-from inferflux.common.process.probe import Probe
+from inferflux.common.process.probe import DRAINING, Probe
 from inferflux.common.process.tasks import Background
 from inferflux.common.redis import store
 from inferflux.common.tracing import Tracer, open_tracer
@@ -55,7 +55,7 @@ log = logs.get()
 async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
     """Serve until `shutdown` is asked for; streams that run then get `drain_limit_s` to end."""
     async with AsyncExitStack() as stack:
-        probe = Probe(settings.metrics_listen)
+        probe = Probe(settings.metrics_listen, role="gateway")
         stack.callback(probe.close)
         probe.set_ready("running", ok=False, detail="starting")
         tracer = open_tracer(settings, "gateway")
@@ -79,7 +79,7 @@ async def serve(settings: GatewaySettings, shutdown: Shutdown) -> None:
 
         probe.set_ready("running", ok=True)
         await readiness.watch(server, shutdown)
-        probe.set_ready("running", ok=False, detail="shutting down")
+        probe.set_ready("running", ok=False, detail="shutting down", reason=DRAINING)
         server.set_serving(False)
         streams = gateway.services.streams
         log.info("draining", streams=len(streams))

@@ -16,7 +16,7 @@ from inferflux.common.calls.grpc_server import GrpcServer
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.process import logs
 from inferflux.common.process.lifecycle import Shutdown
-from inferflux.common.process.probe import Probe
+from inferflux.common.process.probe import NO_MODEL, Probe
 from inferflux.common.process.tasks import is_set_within
 
 from .grpc.rules import INFERENCE, SERVICE_NAMES
@@ -105,10 +105,11 @@ class Readiness:
             log.warning("hosts have different files under one name", models=self._health.mixed)
         missing = self._health.why_not_ready(now)
         if self._needs_model:
-            self._probe.set_ready("models", ok=not missing, detail=missing)
+            self._probe.set_ready("models", ok=not missing, detail=missing, reason=NO_MODEL)
         # A condition that does not hold is told already.
         is_told = self._needs_model and missing
-        self._probe.set_warning("models", "" if is_told else self._health.warning)
+        reason = NO_MODEL if missing else ""
+        self._probe.set_warning("models", "" if is_told else self._health.warning, reason=reason)
 
     async def _look_at_scheduler(self) -> None:
         if self._clock() - self._scheduler_asked_s < _SCHEDULER_INTERVAL_S:

@@ -17,7 +17,7 @@ from inferflux.common.contract.errors import Unavailable
 from inferflux.common.http.http_proxies import Proxies
 from inferflux.common.process import logs
 from inferflux.common.process.lifecycle import Shutdown
-from inferflux.common.process.probe import Probe
+from inferflux.common.process.probe import DRAINING, Probe
 from inferflux.common.process.tasks import Background, is_set_within
 from inferflux.common.redis import store
 from inferflux.v1 import policy_pb2_grpc
@@ -86,7 +86,7 @@ async def _serve(
     parts = _parts(
         settings, redis, guard, storage, service_keys, trail, metrics, tokens, opened.decisions, last_used
     )
-    probe = Probe(settings.metrics_listen, registry=registry)
+    probe = Probe(settings.metrics_listen, role="policy", registry=registry)
     probe.set_ready("store", ok=False, detail="not asked yet")
     servicer = PolicyServicer(
         parts,
@@ -117,7 +117,7 @@ async def _serve(
         bootstrap = Bootstrap(storage.keys, secret, path=settings.first_key_path)
         watch = StoreWatch(storage, parts.limiter, bootstrap, server, probe, metrics)
         await watch.run_until(shutdown, interval_s=_STORE_CHECK_INTERVAL_S)
-        probe.set_ready("running", ok=False, detail="shutting down")
+        probe.set_ready("running", ok=False, detail="shutting down", reason=DRAINING)
         await server.stop(settings.drain_limit_s)
         await last_used.write()
     finally:

@@ -13,7 +13,7 @@ from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.contract.partitions import divide, indexes_of
 from inferflux.common.process import logs
 from inferflux.common.process.lifecycle import Shutdown
-from inferflux.common.process.probe import Probe
+from inferflux.common.process.probe import DRAINING, Probe
 from inferflux.common.process.tasks import cancel_all
 from inferflux.common.redis import store
 from inferflux.common.tracing import OFF, Tracer, open_tracer
@@ -85,7 +85,7 @@ class Scheduler:
             for task in done:
                 task.result()
         finally:
-            self._probe.set_ready("scheduler", False, "leaving")
+            self._probe.set_ready("scheduler", False, "leaving", reason=DRAINING)
             await cancel_all(tasks)
 
     # Messages of workers
@@ -149,7 +149,7 @@ async def serve(settings: SchedulerSettings, shutdown: Shutdown) -> None:
     Raises:
         InferFluxError: NATS or the metrics port cannot be used, or models are divided otherwise.
     """
-    probe = Probe(settings.metrics_listen)
+    probe = Probe(settings.metrics_listen, role="scheduler")
     tracer = OFF
     try:
         tracer = open_tracer(settings, "scheduler")

@@ -16,7 +16,7 @@ from inferflux.common.contract.terms import SeenTerms
 from inferflux.common.process import logs
 from inferflux.common.process.lifecycle import Shutdown
 from inferflux.common.process.machine.free_memory import free_bytes
-from inferflux.common.process.probe import Probe
+from inferflux.common.process.probe import DRAINING, NO_MODEL, Probe
 from inferflux.common.process.tasks import cancel_all
 from inferflux.common.redis import store
 from inferflux.common.tracing import OFF, open_tracer
@@ -64,9 +64,10 @@ class WorkerReadiness:
     def _tell(self) -> None:
         missing = [(worker_id, why) for worker_id, why in self._missing.items() if why]
         first = missing[0][1] if missing else ""
+        reason = DRAINING if first == DRAINING else NO_MODEL
         if len(missing) > 1:
             first = f"{missing[0][0]}: {first}, and {len(missing) - 1} workers more"
-        self._probe.set_ready("engine", not missing, first)
+        self._probe.set_ready("engine", not missing, first, reason=reason)
         self._probe.set_warning("models", "; ".join(filter(None, self._failed.values())))
 
 
@@ -182,7 +183,7 @@ class Worker:
     def _update_readiness(self) -> None:
         missing = self.host.why_not_ready()
         if self._state.is_leaving:
-            missing = "draining"
+            missing = DRAINING
         elif self._is_starting:
             missing = missing or "reading the models"
         self._readiness.follow(self._state.worker_id, missing, self.host.what_failed())
@@ -279,7 +280,7 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
         InferFluxError: the model, NATS or the metrics port cannot be used.
     """
     wished = await _models_of(settings)
-    probe = Probe(settings.metrics_listen)
+    probe = Probe(settings.metrics_listen, role="unified")
     tracer = OFF
     try:
         tracer = open_tracer(settings, "worker")

@@ -24,6 +24,11 @@ from inferflux.common.contract.errors import Unavailable
 _MAX_CONNECTIONS = 32
 # Between two bytes of a client.
 _PATIENCE_S = 10
+_JSON = "application/json"
+
+# Reasons of more than one kind of service.
+NO_MODEL = "no model backend loaded"
+DRAINING = "draining"
 
 _Request = socket.socket | tuple[bytes, socket.socket]
 
@@ -36,6 +41,7 @@ class Probe:
 
     Args:
         listen: host:port; port 0 takes a free one.
+        role: of the process; each answer about its health names it.
         variable: the setting `listen` came from, for the message when the port is taken.
 
     Raises:
@@ -46,10 +52,14 @@ class Probe:
         self,
         listen: str,
         *,
+        role: str,
         variable: str = "INFERFLUX_METRICS_LISTEN",
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
+        self.role = role
         self._conditions: dict[str, tuple[bool, str]] = {}
+        # In short: of conditions that do not hold, and of warnings.
+        self._said: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
         self._warnings: dict[str, str] = {}
         self._registry = registry
@@ -82,18 +92,25 @@ class Probe:
         unmet = ((name, detail, reasons.get(name)) for name, (ok, detail) in conditions.items() if not ok)
         return "; ".join(f"{name}: {detail}{f': {why}' if why else ''}" for name, detail, why in unmet)
 
-    def set_ready(self, name: str, ok: bool, detail: str = "", *, why: str = "") -> None:
+    def set_ready(self, name: str, ok: bool, detail: str = "", *, why: str = "", reason: str = "") -> None:
         """Name a condition of readiness, or change it.
 
         Args:
             detail: what is missing, for all who ask.
             why: for `missing` alone: it may have paths and addresses.
+            reason: what the answer of /readyz says of it in short; "": its name and the detail.
         """
         self._reasons[name] = why
+        self._said[name] = reason or _named(name, detail)
         self._conditions[name] = (ok, detail)
 
-    def set_warning(self, name: str, detail: str) -> None:
-        """Name what is wrong although the process may be ready; "" when it is wrong no more."""
+    def set_warning(self, name: str, detail: str, *, reason: str = "") -> None:
+        """Name what is wrong although the process may be ready; "" when it is wrong no more.
+
+        Args:
+            reason: what the answer of /readyz says of it in short; "": its name and the detail.
+        """
+        self._said[f"warning {name}"] = reason or _named(name, detail)
         self._warnings[name] = detail
 
     def are_met(self, *, but: Collection[str] = ()) -> bool:
@@ -126,24 +143,36 @@ class Probe:
             encode, content_type = choose_encoder(accept)
             return HTTPStatus.OK, content_type, encode(self._registry)
         if path == "/livez":
-            return HTTPStatus.OK, "text/plain; charset=utf-8", b"ok\n"
+            return HTTPStatus.OK, _JSON, self._body("ok", "")
         if path == "/readyz":
-            conditions = dict(self._conditions)
-            body = {
-                "ready": self.is_ready,
-                "not_met": [name for name, (ok, _) in conditions.items() if not ok],
-                "conditions": {
-                    name: {"ok": ok, "detail": detail} for name, (ok, detail) in conditions.items()
-                },
-            }
-            status = HTTPStatus.OK if body["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
-            return status, "application/json", json.dumps(body).encode() + b"\n"
+            return self._readiness()
         if path == "/healthz":
             reason = self.degraded
-            health = {"status": "degraded" if reason else "ok", "reason": reason}
-            return HTTPStatus.OK, "application/json", json.dumps(health).encode() + b"\n"
+            return HTTPStatus.OK, _JSON, self._body("degraded" if reason else "ok", reason)
         paths = b"paths: /metrics /livez /readyz /healthz\n"
         return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", paths
+
+    def _readiness(self) -> tuple[HTTPStatus, str, bytes]:
+        conditions, warnings = self._conditions.copy(), self._warnings.copy()
+        not_met = [name for name, (ok, _) in conditions.items() if not ok]
+        warned = [f"warning {name}" for name, detail in warnings.items() if detail]
+        is_ready = bool(conditions) and not not_met
+        reasons = dict.fromkeys(self._said[name] for name in (warned if is_ready else not_met))
+        body = self._body(
+            ("degraded" if reasons else "ok") if is_ready else "not_ready",
+            "; ".join(reasons) if conditions else "starting",
+            ready=is_ready,
+            not_met=not_met,
+            conditions={name: {"ok": ok, "detail": detail} for name, (ok, detail) in conditions.items()},
+        )
+        return HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, _JSON, body
+
+    def _body(self, status: str, reason: str, **more: object) -> bytes:
+        return json.dumps({"status": status, "role": self.role, "reason": reason, **more}).encode() + b"\n"
+
+
+def _named(name: str, detail: str) -> str:
+    return f"{name}: {detail}" if detail else name
 
 
 class _Server(ThreadingHTTPServer):

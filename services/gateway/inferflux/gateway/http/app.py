@@ -136,7 +136,7 @@ def build_app(
             open_route(routes.V1_HEALTH, llama.Health(probe)),
             open_route(routes.OPENAPI, documents.openapi),
             open_route(routes.HEALTHZ, _Probed(probe, routes.HEALTHZ.path)),
-            open_route(routes.LIVEZ, _is_alive),
+            open_route(routes.LIVEZ, _Probed(probe, routes.LIVEZ.path)),
             open_route(routes.READYZ, _Probed(probe, routes.READYZ.path)),
             *map(admin_route, admin),
         ],
@@ -151,10 +151,6 @@ def build_app(
         expose_headers=(REQUEST_ID, SKIPPED, PRIORITY, GUARDRAIL, DECISION, "retry-after", *HEADERS),
         max_age=_PREFLIGHT_S,
     )
-
-
-async def _is_alive(exchange: Exchange) -> None:
-    await exchange.answer(200, b"ok\n", "text/plain; charset=utf-8")
 
 
 class _Probed:

@@ -169,7 +169,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation("get", "/v1/models/{model}", "Describe one model.", "Model"),
     *_of_ollama(),
     Operation("get", "/healthz", "Whether something is wrong, and what.", "Health", needs_key=False),
-    Operation("get", "/livez", "Whether the process answers.", needs_key=False),
+    Operation("get", "/livez", "Whether the process answers.", "Health", needs_key=False),
     Operation("get", "/readyz", "Whether it can serve.", "Readiness", needs_key=False),
     *map(_of_administrators, ADMIN_METHODS),
 )

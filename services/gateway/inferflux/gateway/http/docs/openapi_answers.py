@@ -149,8 +149,11 @@ _MODEL = _object(
         _object(host_id=_TEXT, state=_MODEL_STATE, path=_TEXT, mmproj_path=_TEXT, needs_bytes=_COUNT)
     ),
 )
-_HEALTH = _object(status={"enum": ["ok", "degraded"]}, reason=_TEXT)
+_HEALTH = _object(status={"enum": ["ok", "degraded"]}, role=_TEXT, reason=_TEXT)
 _READINESS = _object(
+    status={"enum": ["ok", "degraded", "not_ready"]},
+    role=_TEXT,
+    reason=_TEXT,
     ready=_BOOLEAN,
     not_met=_array(_TEXT),
     conditions={"type": "object", "additionalProperties": _object(ok=_BOOLEAN, detail=_TEXT)},

@@ -227,7 +227,9 @@ class Health:
     async def __call__(self, exchange: Exchange) -> None:
         status, _, _ = self._probe.answer(READY, "")
         if status == 200:
-            await exchange.answer_json({"status": "ok"})
+            await exchange.answer_json(
+                {"status": "ok", "role": self._probe.role, "reason": self._probe.degraded}
+            )
         else:
             said = {"code": status, "message": "it cannot serve now", "type": "unavailable_error"}
             await exchange.answer_json({"error": said}, status)
