@@ -21,7 +21,7 @@ def status(**context: object) -> scheduler_pb2.WorkerStatus:
 
 
 def test_devices_of_a_worker_are_taken() -> None:
-    check_status(status(devices=[CPU], warnings=["a"], flash_attention=True))
+    check_status(status(devices=[CPU], warnings=["a"], flash_attention_by_context={"main": True}))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,8 @@ def test_devices_of_a_worker_are_taken() -> None:
         ({"devices": [device_pb2.Device(name="x")]}, "kind"),
         ({"warnings": ["x" * 300]}, "warnings"),
         ({"flash_attention_reason": "x" * 300}, "flash_attention_reason"),
+        ({"flash_attention_by_context": {f"c{i}": True for i in range(17)}}, "flash_attention_by_context"),
+        ({"flash_attention_by_context": {"a context": True}}, "flash_attention_by_context"),
     ],
 )
 def test_what_no_worker_says_of_devices_is_refused_by_field(context: dict[str, object], field: str) -> None:

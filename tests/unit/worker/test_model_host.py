@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from inferflux.common.contract import subjects
-from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
+from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.host.heartbeat import Heartbeat
 from inferflux.worker.metrics import WorkerMetrics
 from inferflux.worker.model.emit import Emitter
@@ -120,6 +120,22 @@ async def test_figures_of_one_model_do_not_show_in_the_other(worker: TwoModels) 
         ("engine_decode_tokens_total", 3),
     ):
         assert (worker.value(name, "a"), worker.value(name, "b")) == (of_a, 0)
+
+
+async def test_contexts_that_an_engine_makes_or_gives_up_later_are_told(worker: TwoModels) -> None:
+    a, _ = worker.hosts
+    usual = {"main": True, "draft": True}
+    ready = engine_pb2.EngineReady(
+        slots=1, device_context=device_pb2.DeviceContext(flash_attention_by_context=usual)
+    )
+    await a.on_report(engine_pb2.EngineReport(ready=ready))
+    await a.on_report(step(flash_attention_by_context=usual | {"deterministic": True}))
+    assert worker.value("flash_attention_enabled", "a", context="deterministic") == 1
+    await a.on_report(step(draft_model_error="out of memory"))
+    assert a.device_context is not None
+    assert dict(a.device_context.flash_attention_by_context) == {"main": True, "deterministic": True}
+    assert worker.value("flash_attention_enabled", "a", context="draft") is None
+    assert worker.value("flash_attention_enabled", "b", context="main") is None
 
 
 async def test_heartbeats_say_how_prefixes_are_shared_and_why(worker: TwoModels) -> None:

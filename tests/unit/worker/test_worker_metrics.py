@@ -9,6 +9,10 @@ from inferflux.v1 import device_pb2, engine_pb2
 from inferflux.worker.metrics import ModelMetrics, WorkerMetrics
 
 
+def contexts(**flash_attention: bool) -> device_pb2.DeviceContext:
+    return device_pb2.DeviceContext(flash_attention_by_context=flash_attention)
+
+
 class Shown:
     """The metrics of two models of one worker, and what a scrape of them says."""
 
@@ -21,7 +25,7 @@ class Shown:
     @staticmethod
     def _of(worker: WorkerMetrics, model: str, *, flash_attention: bool) -> ModelMetrics:
         metrics = worker.of(model)
-        metrics.runs_on(device_pb2.DeviceContext(flash_attention=flash_attention))
+        metrics.runs_on(contexts(main=flash_attention))
         metrics.kv_cells = 200
         return metrics
 
@@ -106,10 +110,19 @@ def test_a_dead_engine_holds_nothing(shown: Shown) -> None:
 
 
 def test_flash_attention_is_told_of_each_model(shown: Shown) -> None:
-    assert (shown.value("flash_attention_enabled", "a"), shown.value("flash_attention_enabled", "b")) == (
-        1,
-        0,
-    )
+    assert [shown.value("flash_attention_enabled", name, context="main") for name in "ab"] == [1, 0]
+
+
+def test_flash_attention_is_told_of_every_context_that_there_is(shown: Shown) -> None:
+    def told() -> list[float | None]:
+        names = ("main", "prefill", "draft", "deterministic")
+        return [shown.value("flash_attention_enabled", context=name) for name in names]
+
+    shown.a.runs_on(contexts(main=True, prefill=False, draft=True))
+    assert told() == [1, 0, 1, None]
+    shown.a.runs_on(contexts(main=False, deterministic=True))
+    assert told() == [0, None, None, 1]
+    assert shown.value("flash_attention_enabled", "b", context="main") == 0
 
 
 def test_the_caches_memory_its_width_and_its_fragmentation_are_shown(shown: Shown) -> None:
@@ -153,8 +166,7 @@ def test_devices_and_what_runs_on_them_are_shown(shown: Shown) -> None:
         kv_bytes=20,
         compute_bytes=10,
     )
-    shown.a.runs_on(device_pb2.DeviceContext(devices=[device], gpu_layers=7, flash_attention=False))
-    assert shown.value("flash_attention_enabled") == 0
+    shown.a.runs_on(device_pb2.DeviceContext(devices=[device], gpu_layers=7))
     assert shown.value("gpu_layers") == 7
     assert shown.value("device_memory_bytes", device="CUDA0") == 100
     assert shown.value("device_memory_free_bytes", device="CUDA0") == 60

@@ -188,12 +188,33 @@ class DeviceContext(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FlashAttentionByContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bool
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DEVICES_FIELD_NUMBER: _builtins.int
     FLASH_ATTENTION_FIELD_NUMBER: _builtins.int
     FLASH_ATTENTION_REASON_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     GPU_LAYERS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    FLASH_ATTENTION_BY_CONTEXT_FIELD_NUMBER: _builtins.int
     flash_attention: _builtins.bool
     """Whether its main context uses flash attention, and why that is not what was asked for; empty if it is."""
     flash_attention_reason: _builtins.str
@@ -206,6 +227,12 @@ class DeviceContext(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What was asked for and cannot be, a sentence each: it runs on the CPU instead."""
 
+    @_builtins.property
+    def flash_attention_by_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
+        """Whether flash attention is used, by each context of its engine that there is by now: main, prefill, draft,
+        deterministic, projector; or embedding.
+        """
+
     def __init__(
         self,
         *,
@@ -215,10 +242,11 @@ class DeviceContext(_message.Message):
         layers: _builtins.int = ...,
         gpu_layers: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        flash_attention_by_context: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "flash_attention", b"flash_attention", "flash_attention_reason", b"flash_attention_reason", "gpu_layers", b"gpu_layers", "layers", b"layers", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "flash_attention", b"flash_attention", "flash_attention_by_context", b"flash_attention_by_context", "flash_attention_reason", b"flash_attention_reason", "gpu_layers", b"gpu_layers", "layers", b"layers", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

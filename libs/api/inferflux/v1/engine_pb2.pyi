@@ -1326,6 +1326,26 @@ Global___StepStats: _TypeAlias = StepStats  # noqa: Y015
 class StepReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class FlashAttentionByContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bool
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EMISSIONS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
@@ -1341,6 +1361,7 @@ class StepReport(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     IMPORTED_FIELD_NUMBER: _builtins.int
+    FLASH_ATTENTION_BY_CONTEXT_FIELD_NUMBER: _builtins.int
     disk_error: _builtins.str
     """Why the disk tier is not written to for a while; empty otherwise."""
     draft_model_error: _builtins.str
@@ -1379,6 +1400,10 @@ class StepReport(_message.Message):
 
     @_builtins.property
     def imported(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineImported]: ...
+    @_builtins.property
+    def flash_attention_by_context(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
+        """Of contexts that were made since the report before: as in DeviceContext."""
+
     def __init__(
         self,
         *,
@@ -1397,10 +1422,11 @@ class StepReport(_message.Message):
         adapters: _abc.Iterable[Global___EngineAdapterLoaded] | None = ...,
         pieces: _abc.Iterable[Global___EnginePiece] | None = ...,
         imported: _abc.Iterable[Global___EngineImported] | None = ...,
+        flash_attention_by_context: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "host_limits", b"host_limits", "imported", b"imported", "ledger_repairs", b"ledger_repairs", "pieces", b"pieces", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "cached", b"cached", "cleared", b"cleared", "disk_error", b"disk_error", "draft_model_error", b"draft_model_error", "emissions", b"emissions", "finished", b"finished", "flash_attention_by_context", b"flash_attention_by_context", "host_limits", b"host_limits", "imported", b"imported", "ledger_repairs", b"ledger_repairs", "pieces", b"pieces", "prefilled", b"prefilled", "residences", b"residences", "stats", b"stats", "wanted_images", b"wanted_images"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

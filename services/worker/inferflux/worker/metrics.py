@@ -163,9 +163,11 @@ class WorkerMetrics:
             "prefix_index_rewrites",
             "Times that the prefix index was not as this worker had left it, and was written anew.",
         )
-        self.flash_attention = gauge(
+        self.flash_attention = declare.gauge(
             "flash_attention_enabled",
-            "1 when the model's main context uses flash attention, whatever was asked for, else 0.",
+            "1 when the context uses flash attention, whatever was asked for, else 0. Contexts of an engine: "
+            "`main`, `prefill`, `draft`, `deterministic`, `projector`; or `embedding` alone.",
+            ("model", "context"),
         )
         self.gpu_layers = gauge("gpu_layers", "Layers of the model on GPUs, those of RPC servers among them.")
         device = ("model", "device")
@@ -242,7 +244,9 @@ class ModelMetrics:
         self._accepted_per_position = partial(worker.accepted_per_position.labels, model)
         self._iteration_tokens = worker.iteration_tokens.labels(model)
         self._step_time = worker.step_time.labels(model)
-        self._flash_attention = worker.flash_attention.labels(model)
+        self._flash_attention = partial(worker.flash_attention.labels, model)
+        self._forget_context = partial(worker.flash_attention.remove, model)
+        self._contexts: set[str] = set()
         self._gpu_layers = worker.gpu_layers.labels(model)
         self._device_memory = partial(worker.device_memory.labels, model)
         self._device_memory_free = partial(worker.device_memory_free.labels, model)
@@ -293,8 +297,13 @@ class ModelMetrics:
         self._kv_bytes.set(n_bytes)
 
     def runs_on(self, context: device_pb2.DeviceContext) -> None:
-        """The model is loaded, on these devices."""
-        self._flash_attention.set(1 if context.flash_attention else 0)
+        """The model is loaded, on these devices and with these contexts."""
+        contexts = context.flash_attention_by_context
+        for gone in self._contexts - contexts.keys():
+            self._forget_context(gone)
+        for name, is_on in contexts.items():
+            self._flash_attention(name).set(is_on)
+        self._contexts = set(contexts)
         self._gpu_layers.set(context.gpu_layers)
         for device in context.devices:
             self._device_memory(device.name).set(device.memory_total_bytes)

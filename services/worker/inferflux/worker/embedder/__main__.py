@@ -13,7 +13,7 @@ import sys
 from inferflux.common.process.child.frames import ChildEnd
 from inferflux.common.process.child.lifeline import exit_at_end_of
 from inferflux.common.process.machine import heap
-from inferflux.v1 import engine_pb2, scheduler_pb2
+from inferflux.v1 import device_pb2, engine_pb2, scheduler_pb2
 from inferflux.worker.engine.llama.loading import LoadError
 
 from .backend import Backend, EmbedError
@@ -54,6 +54,10 @@ def _load(worker: _Worker) -> Embedder:
         prefix_sharing=scheduler_pb2.PREFIX_SHARING_NONE,
         constraint_error="it generates nothing",
         speculation_error="it generates nothing",
+        device_context=device_pb2.DeviceContext(
+            flash_attention=backend.flash_attention,
+            flash_attention_by_context={"embedding": backend.flash_attention},
+        ),
     )
     worker.send(engine_pb2.EngineReport(ready=ready))
     return Embedder(backend)

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from inferflux.common.llama.native import first_log_error, llama, log_errors
+from inferflux.common.llama.native import first_log_error, llama, log_errors, reading_log
 from inferflux.common.llama.vocab import Vocab
 from inferflux.common.process.machine.cores import usable_cores
 from inferflux.v1 import engine_pb2, model_pb2
 from inferflux.worker.engine.llama.batch import Batch
 from inferflux.worker.engine.llama.devices import find_devices
 from inferflux.worker.engine.llama.loading import LoadError
+from inferflux.worker.engine.llama.pinned_load_log import LoadLog
 from inferflux.worker.files.needs import EMBEDDED_AT_ONCE, EMBEDDING_TOKENS
 
 from .jobs import Tokens, Vector
@@ -47,6 +48,7 @@ class Backend:
     Attributes:
         step_tokens: that a step is filled up to. A longer text is a step by itself. On a CPU larger steps
             are no faster: llama.cpp computes how each token of a step attends to all, and masks it.
+        flash_attention: whether it is in use.
         most_texts: of a step.
         context_length: of one text, in tokens.
         width: numbers of a vector. A reranker has one number for each document.
@@ -98,10 +100,13 @@ class Backend:
         params.pooling_type = pooling
         params.flash_attn_type = 1 if config.flash_attention else 0
         params.n_threads = params.n_threads_batch = config.threads or usable_cores()
-        context = llama.llama_init_from_model(self._model, params)
+        log = LoadLog()
+        with reading_log(log.take):
+            context = llama.llama_init_from_model(self._model, params)
         if not context:
             why = first_log_error("out of memory?")
             raise LoadError(f"{self._path}: no context of {self.batch_tokens} tokens: {why}")
+        self.flash_attention = log.uses_flash_attention(config.flash_attention)
         return context
 
     def _choose_pooling(self, config: engine_pb2.EngineConfig) -> None:

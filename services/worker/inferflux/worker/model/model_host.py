@@ -356,6 +356,12 @@ class ModelHost:
         for cleared in step.cleared:
             self._clearing.on_cleared(cleared)
         engine_log.stepped(self.name, step)
+        if self.device_context is not None and (step.flash_attention_by_context or step.draft_model_error):
+            contexts = self.device_context.flash_attention_by_context
+            contexts.update(step.flash_attention_by_context)
+            if step.draft_model_error:
+                contexts.pop("draft", None)
+            self._metrics.runs_on(self.device_context)
         if step.adapters:
             self.adapters.on_loaded(step.adapters)
             await self._shared.on_change()

@@ -139,6 +139,11 @@ def _check_devices(context: device_pb2.DeviceContext) -> None:
             checks.check_text(getattr(device, field), MAX_TEXT_BYTES, f"device_context.devices.{field}")
         checks.check_known(device.kind, device_pb2.DeviceKind, "device_context.devices.kind")
     checks.check_text(context.flash_attention_reason, MAX_TEXT_BYTES, "device_context.flash_attention_reason")
+    checks.check_count(
+        context.flash_attention_by_context, MAX_PATHS, "device_context.flash_attention_by_context"
+    )
+    for name in context.flash_attention_by_context:
+        checks.check_token(name, "device_context.flash_attention_by_context")
     checks.check_count(context.warnings, MAX_DEVICES, "device_context.warnings")
     for warning in context.warnings:
         checks.check_text(warning, MAX_TEXT_BYTES, "device_context.warnings")

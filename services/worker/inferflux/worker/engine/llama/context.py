@@ -114,9 +114,7 @@ class Context:
             self._context = llama.llama_init_from_model(model, params)
         if not self._context:
             raise ContextError(f"no context of {params.n_ctx} KV cells: {first_log_error('out of memory?')}")
-        # What llama.cpp chose, where that was left to it or it knows better.
-        chosen = log.flash_attention
-        self.flash_attention = bool(flash_attention) if chosen is None else chosen
+        self.flash_attention = log.uses_flash_attention(flash_attention)
         self.settings = _settings_of(model, params, types, is_flash=self.flash_attention)
         self._memory = llama.llama_get_memory(self._context)
         self._vocabulary = vocabulary

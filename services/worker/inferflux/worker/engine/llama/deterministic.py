@@ -43,6 +43,11 @@ class DeterministicContext:
     def close(self) -> None:
         self._context.close()
 
+    @property
+    def flash_attention(self) -> bool:
+        """True if it is in use."""
+        return self._context.flash_attention
+
     def admits(self, seq_id: int, cells: int) -> bool:
         """Return whether there is room for all `cells` of a sequence; it is kept for it from then on."""
         if seq_id in self._reserved:

@@ -119,6 +119,11 @@ class DraftModel:
         self._use_best_threads(threads)
         self._measure()
 
+    @property
+    def flash_attention(self) -> bool:
+        """True if it is in use."""
+        return self._context.flash_attention
+
     def _check_memory(self, vocab: Vocab) -> None:
         if not self._context.has_memory:
             raise DraftModelError("the model keeps no KV cache: it does not generate text")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inferflux.common.llama.native import first_log_error, llama, log_errors
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import device_pb2, engine_pb2
 from inferflux.worker.engine.kv.compaction import MoveCost
 from inferflux.worker.engine.kv.envelope import Identity
 from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
@@ -66,9 +66,7 @@ class Backend:
         self._threads = loaded.threads
         # Steps of at most this many tokens are left to one thread.
         self._single_thread_tokens = 0
-        self.device_context = self._placement.report(
-            loaded.log, config, flash_attention=self._main.flash_attention
-        )
+        self._devices = self._placement.report(loaded.log, config, flash_attention=self._main.flash_attention)
         self.cells = self._main.cells
         self._known = known_trials(config, self.cells)
         # What is found here, or was found before.
@@ -95,6 +93,7 @@ class Backend:
         )
         self._deterministic: DeterministicContext | None = None
         self._deterministic_error = ""
+        self._draft: DraftModel | None = None
         self._adapters: dict[str, Adapter] = {}
         # Steps so far that another adapter computed than the step before.
         self.adapter_switches = 0
@@ -104,6 +103,23 @@ class Backend:
     def note_images(self, note: ImageNote) -> None:
         """Have each image named in `note` while its cells are computed."""
         self._main.note = note
+
+    @property
+    def device_context(self) -> device_pb2.DeviceContext:
+        """Devices that it runs on, and the contexts that there are by now."""
+        self._devices.flash_attention_by_context.update(self.flash_attention())
+        return self._devices
+
+    def flash_attention(self) -> dict[str, bool]:
+        """Use of flash attention, by each context that there is by now."""
+        contexts = {
+            "main": self._main,
+            "prefill": self._prefill.context if self._prefill else None,
+            "draft": self._draft,
+            "deterministic": self._deterministic,
+            "projector": self.projector,
+        }
+        return {name: context.flash_attention for name, context in contexts.items() if context is not None}
 
     @property
     def prefill_cells(self) -> int:
@@ -282,7 +298,7 @@ class Backend:
             LoadError: it cannot draft for this model.
         """
         try:
-            return DraftModel(
+            self._draft = DraftModel(
                 config.draft_model_path,
                 self.vocab,
                 sequences=self.slots,
@@ -293,6 +309,7 @@ class Backend:
                 flash_attention=self._placement.flash_attention(config),
                 adjust=self._placement.keep_local,
             )
+            return self._draft
         except (DraftModelError, DecodeError) as error:
             asked = f"INFERFLUX_WORKER_DRAFT_MODEL is {config.draft_model_path}"
             raise LoadError(f"{config.model_path}: {asked}: {error}") from None

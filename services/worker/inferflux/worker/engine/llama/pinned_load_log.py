@@ -56,6 +56,10 @@ class LoadLog:
         elif _FORCED_OFF.search(line):
             self.flash_attention, self.flash_attention_reason = False, line.strip()
 
+    def uses_flash_attention(self, asked: bool | None) -> bool:
+        """True if the latest context has it: what was asked for, unless llama.cpp chose otherwise."""
+        return bool(asked) if self.flash_attention is None else self.flash_attention
+
     def _begin_context(self) -> None:
         for counts in (self.kv, self.compute, self._output):
             counts.clear()

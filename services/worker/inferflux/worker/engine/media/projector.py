@@ -92,6 +92,7 @@ class Projector:
         is_known: whether it is not tried whether it encodes: an engine before this one has encoded something.
 
     Attributes:
+        flash_attention: whether it is in use.
         has_plane: whether cells have positions in several dimensions (M-RoPE).
 
     Raises:
@@ -114,6 +115,7 @@ class Projector:
     ) -> None:
         self._width = width
         self._most_whole = most_whole
+        self.flash_attention = flash_attention
         try:
             with _zeroed_memory():
                 self._mtmd = Mtmd(

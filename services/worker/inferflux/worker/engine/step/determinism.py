@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.v1 import generation_pb2, scheduler_pb2
+from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2
 from inferflux.worker.engine.plan.sequence import Sequence
 
 from .parts import Part
@@ -15,6 +15,8 @@ class DeterministicBackend(Protocol):
     """Interface of a backend that may compute the same answer again."""
 
     def open_deterministic(self) -> str: ...
+
+    def flash_attention(self) -> dict[str, bool]: ...
 
 
 class Determinism(Part):
@@ -27,6 +29,8 @@ class Determinism(Part):
     def __init__(self, backend: DeterministicBackend, *, is_default: bool) -> None:
         self._backend = backend
         self._is_default = is_default
+        # Since the last report.
+        self._has_begun = False
 
     def is_wanted(self, params: generation_pb2.GenerationParams) -> bool:
         """True if a request asks for it, or leaves it open where it is the default."""
@@ -42,3 +46,9 @@ class Determinism(Part):
                 "A request with deterministic: false is answered"
             )
             raise InvalidArgument(message, field="params.deterministic", reason="NOT_DETERMINISTIC")
+        self._has_begun = True
+
+    def stats(self, step: engine_pb2.StepReport) -> None:
+        if self._has_begun:  # its context may be new
+            step.flash_attention_by_context.update(self._backend.flash_attention())
+            self._has_begun = False
