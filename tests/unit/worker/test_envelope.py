@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from inferflux.worker.engine.kv.envelope import (
     MAGIC,
+    PIECE_VERSION,
     PRELUDE_BYTES,
     VERSION,
     Envelope,
@@ -59,6 +60,18 @@ def test_what_is_put_in_comes_out(tokens: list[int], payload: bytes, scope: str)
     assert opened.header.tokens.tolist() == tokens
     assert (opened.header.scope, opened.header.n_past) == (scope, len(tokens))
     assert opened.header.identity == IDENTITY
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 40))
+def test_a_piece_says_which_positions_it_has(first: int, n: int, more: int) -> None:
+    tokens = np.arange(first + n + more, dtype=np.int32)
+    made = blank(IDENTITY, "s", tokens, 5, first=first, n_past=first + n)
+    made.payload[:] = 7
+    made.seal()
+    opened = open_envelope(array(made.buffer.tobytes()), IDENTITY).header
+    assert (opened.first, opened.n_past) == (first, first + n)
+    version = struct.unpack_from("<I", made.buffer.data, len(MAGIC))[0]
+    assert version == (PIECE_VERSION if first else VERSION)  # builds that know no pieces refuse them
 
 
 @given(st.data())
@@ -116,10 +129,10 @@ def test_a_header_is_read_without_the_payload() -> None:
         open_header(start, made.n_bytes - 1)
 
 
-@pytest.mark.parametrize("n_past", [0, 4])
-def test_positions_without_a_token_are_refused(n_past: int) -> None:
+@pytest.mark.parametrize(("first", "n_past"), [(0, 0), (0, 4), (2, 2), (3, 2), (-1, 2)])
+def test_positions_without_a_token_are_refused(first: int, n_past: int) -> None:
     with pytest.raises(ValueError, match="n_past"):
-        blank(IDENTITY, "", np.zeros(3, np.int32), 1, n_past=n_past)
+        blank(IDENTITY, "", np.zeros(3, np.int32), 1, n_past=n_past, first=first)
 
 
 def described_as(description: bytes) -> bytes:
@@ -136,6 +149,10 @@ def described_as(description: bytes) -> bytes:
         {"n_past": float("inf")},
         {"n_past": None},
         {"n_past": 3},
+        {"first": 1},
+        {"first": 2},
+        {"first": -1},
+        {"first": "one"},
         {"scope": "\ud800"},
         {"identity": []},
         {"identity": {"model": "m"}},

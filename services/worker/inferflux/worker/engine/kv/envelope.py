@@ -11,10 +11,13 @@ numbers are little-endian:
     u32       CRC-32 of the payload
     u64       bytes of the payload
     u32       CRC-32 of everything else before the payload
-    ...       description: JSON; the identity, the cache scope, and how many positions the payload holds
+    ...       description: JSON; the identity, the cache scope, and the positions that the payload holds
     ...       token ids, i32 each
     ...       zeros, up to a multiple of 64 bytes
     ...       payload: what `llama_state_seq_get_data` wrote
+
+A piece is an envelope whose payload begins at a later position than 0: it is of use to those that have the
+state of the tokens before. Its version is another one, so builds that know no pieces refuse it.
 
 CRC-32 is zlib's: it is in the standard library, finds every changed byte, and releases the GIL. State that
 never leaves the process is not summed: `Envelope` says by its type that it was made or checked here.
@@ -25,6 +28,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
@@ -37,6 +41,7 @@ StateBytes = NDArray[np.uint8]
 
 MAGIC = b"\x89IFXKV\r\n"
 VERSION = 1
+PIECE_VERSION = 2
 _PRELUDE = struct.Struct("<8sIIIIQI")
 PRELUDE_BYTES = _PRELUDE.size
 _CHECKSUM_AT = PRELUDE_BYTES - 4
@@ -100,8 +105,9 @@ class Header:
     Attributes:
         scope: the cache scope of requests that may use it.
         tokens: ids of shape (n,).
-        n_past: positions in the payload, those of the first tokens.
+        n_past: the positions in the payload end before it.
         payload_at: where the payload begins, in bytes.
+        first: of the positions in the payload; 0 of a whole state.
     """
 
     identity: Identity
@@ -111,6 +117,7 @@ class Header:
     payload_at: int
     payload_bytes: int
     payload_crc: int
+    first: int = 0
 
     @property
     def n_bytes(self) -> int:
@@ -144,21 +151,36 @@ class Envelope:
         _write_header(self.buffer, self.header, payload_crc)
 
 
+def _fresh(n_bytes: int) -> StateBytes:
+    return np.empty(n_bytes, np.uint8)
+
+
 def blank(
-    identity: Identity, scope: str, tokens: TokenArray, payload_bytes: int, *, n_past: int | None = None
+    identity: Identity,
+    scope: str,
+    tokens: TokenArray,
+    payload_bytes: int,
+    *,
+    n_past: int | None = None,
+    first: int = 0,
+    buffer: Callable[[int], StateBytes] = _fresh,
 ) -> Envelope:
     """An envelope whose payload is still to be written; `n_past` is all `tokens` if it is not given.
 
+    Args:
+        first: of the positions in the payload.
+        buffer: gives memory of a size, of shape (bytes,).
+
     Raises:
-        ValueError: no token, or more positions than tokens.
+        ValueError: no position, or more than there are tokens.
     """
     n_past = tokens.shape[0] if n_past is None else n_past
-    if not 0 < n_past <= tokens.shape[0]:
-        raise ValueError(f"n_past is {n_past} of {tokens.shape[0]} tokens")
-    description = _description(identity, scope, n_past)
+    if not 0 <= first < n_past <= tokens.shape[0]:
+        raise ValueError(f"first is {first}, n_past is {n_past} of {tokens.shape[0]} tokens")
+    description = _description(identity, scope, n_past, first)
     payload_at = _payload_at(len(description), tokens.shape[0])
-    header = Header(identity, scope, tokens.copy(), n_past, payload_at, payload_bytes, payload_crc=0)
-    return Envelope(header, np.empty(header.n_bytes, np.uint8))
+    header = Header(identity, scope, tokens.copy(), n_past, payload_at, payload_bytes, 0, first)
+    return Envelope(header, buffer(header.n_bytes))
 
 
 def header_bytes(prelude: bytes | memoryview) -> int:
@@ -172,8 +194,8 @@ def header_bytes(prelude: bytes | memoryview) -> int:
     magic, version, n_description, n_tokens, _crc, _n, _own = _PRELUDE.unpack_from(prelude)
     if magic != MAGIC:
         raise Refused(Refusal.UNKNOWN)
-    if version != VERSION:
-        raise Refused(Refusal.VERSION, f"{version}, this one is {VERSION}")
+    if version not in (VERSION, PIECE_VERSION):
+        raise Refused(Refusal.VERSION, f"{version}, this one is {PIECE_VERSION}")
     found: int = _payload_at(n_description, n_tokens)
     if found > _MOST_HEADER_BYTES:
         raise Refused(Refusal.CORRUPT, f"a header of {found} bytes")
@@ -189,17 +211,17 @@ def open_header(data: bytes | memoryview, n_bytes: int) -> Header:
     payload_at = header_bytes(data)
     if len(data) < payload_at:
         raise Refused(Refusal.TRUNCATED, "in its header")
-    _, _, n_description, n_tokens, payload_crc, payload_bytes, checksum = _PRELUDE.unpack_from(data)
+    _, version, n_description, n_tokens, payload_crc, payload_bytes, checksum = _PRELUDE.unpack_from(data)
     if _header_crc(memoryview(data)[:payload_at]) != checksum:
         raise Refused(Refusal.CORRUPT, "its header")
     if payload_at + payload_bytes != n_bytes:
         reason = Refusal.TRUNCATED if n_bytes < payload_at + payload_bytes else Refusal.CORRUPT
         raise Refused(reason, f"{n_bytes} bytes, not {payload_at + payload_bytes}")
-    identity, scope, n_past = _described(bytes(data[PRELUDE_BYTES : PRELUDE_BYTES + n_description]))
+    identity, scope, n_past, first = _described(bytes(data[PRELUDE_BYTES : PRELUDE_BYTES + n_description]))
     tokens = np.frombuffer(data, "<i4", n_tokens, PRELUDE_BYTES + n_description).astype(np.int32)
-    if not 0 < n_past <= n_tokens:
-        raise Refused(Refusal.CORRUPT, f"{n_past} positions of {n_tokens} tokens")
-    return Header(identity, scope, tokens, n_past, payload_at, payload_bytes, payload_crc)
+    if not 0 <= first < n_past <= n_tokens or version != _version(first):
+        raise Refused(Refusal.CORRUPT, f"the positions from {first} to {n_past} of {n_tokens} tokens")
+    return Header(identity, scope, tokens, n_past, payload_at, payload_bytes, payload_crc, first)
 
 
 def open_envelope(buffer: StateBytes, identity: Identity) -> Envelope:
@@ -225,12 +247,17 @@ def check_identity(header: Header, identity: Identity) -> None:
         raise Refused(Refusal.FOREIGN, difference)
 
 
-def _description(identity: Identity, scope: str, n_past: int) -> bytes:
-    return json.dumps({"identity": asdict(identity), "scope": scope, "n_past": n_past}).encode()
+def _version(first: int) -> int:
+    return PIECE_VERSION if first else VERSION
 
 
-def _described(text: bytes) -> tuple[Identity, str, int]:
-    """(identity, scope, n_past) of a description.
+def _description(identity: Identity, scope: str, n_past: int, first: int) -> bytes:
+    said = {"identity": asdict(identity), "scope": scope, "n_past": n_past}
+    return json.dumps(said | {"first": first} if first else said).encode()
+
+
+def _described(text: bytes) -> tuple[Identity, str, int, int]:
+    """(identity, scope, n_past, first) of a description.
 
     Raises:
         Refused: it is written by something else.
@@ -241,7 +268,7 @@ def _described(text: bytes) -> tuple[Identity, str, int]:
         identity = Identity(**{**said, "adapters": tuple(said["adapters"])})
         scope = str(found["scope"])
         scope.encode()  # JSON can name characters that no text has
-        return identity, scope, int(found["n_past"])
+        return identity, scope, int(found["n_past"]), int(found.get("first", 0))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise Refused(Refusal.CORRUPT, f"its description: {error}") from None
 
@@ -251,11 +278,11 @@ def _payload_at(n_description: int, n_tokens: int) -> int:
 
 
 def _write_header(buffer: StateBytes, header: Header, payload_crc: int) -> None:
-    description = _description(header.identity, header.scope, header.n_past)
+    description = _description(header.identity, header.scope, header.n_past, header.first)
     tokens = header.tokens.astype("<i4").tobytes()
     written = buffer[: header.payload_at].data
     numbers = (len(description), header.tokens.shape[0], payload_crc, header.payload_bytes)
-    _PRELUDE.pack_into(written, 0, MAGIC, VERSION, *numbers, 0)
+    _PRELUDE.pack_into(written, 0, MAGIC, _version(header.first), *numbers, 0)
     body = (description + tokens).ljust(header.payload_at - PRELUDE_BYTES, b"\0")
     written[PRELUDE_BYTES:] = body
     struct.pack_into("<I", written, _CHECKSUM_AT, _header_crc(written))
