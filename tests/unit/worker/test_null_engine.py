@@ -190,3 +190,14 @@ def test_many_workers_of_a_process_have_names_of_their_own_and_no_models() -> No
         WorkerSettings(id="w", null_workers=3)
     with pytest.raises(ValueError, match="leaves no room"):
         WorkerSettings(id="w" * 60, engine="null", null_workers=3)
+
+
+def test_it_has_no_state_for_others_and_takes_none() -> None:
+    core = World().core
+    core.obey(engine_pb2.EngineCommand(export_state=engine_pb2.EngineExport(id=3, key="t.a")))
+    core.obey(engine_pb2.EngineCommand(import_state=engine_pb2.EngineImport(id=4, key="t.a", path="p")))
+    core.obey(engine_pb2.EngineCommand(import_state=engine_pb2.EngineImport(id=5, is_over=True)))
+    report = core.take_report()
+    assert report is not None
+    assert [(each.id, each.is_last, bool(each.error)) for each in report.step.pieces] == [(3, True, True)]
+    assert [(each.id, bool(each.error)) for each in report.step.imported] == [(4, True)]

@@ -19,6 +19,7 @@ from .answers import text_of
 from .jobs import Job, job_of
 
 _NO_ADAPTERS = "the null engine has no adapters"
+_NO_STATE = "the null engine has no KV state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,20 @@ class NullCore(Shell[Job]):
         return bool(self.running)
 
     def obey(self, command: engine_pb2.EngineCommand) -> None:
-        if command.HasField("load_adapter"):
-            self._report.step.adapters.add(digest=command.load_adapter.digest, error=_NO_ADAPTERS)
-            self._report.has_news = True
-        else:
-            super().obey(command)
+        step = self._report.step
+        match command.WhichOneof("command"):
+            case "load_adapter":
+                step.adapters.add(digest=command.load_adapter.digest, error=_NO_ADAPTERS)
+            case "export_state":
+                if not command.export_state.is_over:
+                    step.pieces.add(id=command.export_state.id, is_last=True, error=_NO_STATE)
+            case "import_state":
+                if not command.import_state.is_over:
+                    step.imported.add(id=command.import_state.id, error=_NO_STATE)
+            case _:
+                super().obey(command)
+                return
+        self._report.has_news = True
 
     def _new(self, item: worker_pb2.BatchItem) -> Job:
         now_s, unix_s = self._clock.monotonic_s(), self._clock.unix_s()
