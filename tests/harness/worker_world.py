@@ -221,6 +221,26 @@ class CheckingCache:
         into[:] = self.by_seq_id[seq_id]
         return True
 
+    def copy_part_out(
+        self, seq_id: int, first: int, end: int, room: Callable[[int], NDArray[np.uint8]]
+    ) -> bool:
+        assert self.spare_id is not None
+        held = self.by_seq_id[seq_id]
+        assert 0 <= first < end <= len(held)
+        into = room(end - first)
+        into[:] = held[first:end]
+        return not self.loses_states
+
+    def append(self, seq_id: int, state: NDArray[np.uint8]) -> bool:
+        assert self.spare_id is not None
+        assert self.by_seq_id[seq_id]
+        assert self.used + state.shape[0] <= self.cells
+        if self.loses_states:
+            return False
+        self.by_seq_id[seq_id] = [*self.by_seq_id[seq_id], *state.tolist()]
+        self._cells[seq_id] = self._cells[seq_id] + [object() for _ in range(state.shape[0])]
+        return True
+
     def first_positions(self, state: NDArray[np.uint8], n: int) -> NDArray[np.uint8] | None:
         assert self.sharing.is_divisible
         return state[:n]

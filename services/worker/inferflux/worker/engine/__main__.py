@@ -149,7 +149,10 @@ def serve_step(engine: Engine, worker: _Worker, inbox: Inbox, outbox: Outbox) ->
         if command.HasField("flush"):
             outbox.send()
             flush = command.flush
-            worker.send(engine.flush(flush.limit_ms / 1000, requests_only=flush.requests_only))
+            flushed = engine.flush(flush.limit_ms / 1000, requests_only=flush.requests_only)
+            _report(engine, outbox)
+            outbox.send()
+            worker.send(flushed)
         engine.obey(command)
     if outbox.has_waiting and any(sequence.is_prefilling for sequence in engine.running.values()):
         outbox.send()  # a step with a prompt is no short one

@@ -36,6 +36,10 @@ _PLANE_ROPES, _AXES = (8, 40), 4
 _ROTATION_OFF = "LLAMA_ATTN_ROT_DISABLE"
 
 
+def _fresh(n_bytes: int) -> StateBytes:
+    return np.empty(n_bytes, np.uint8)
+
+
 class ContextError(Exception):
     """llama.cpp could not make a context: too little memory, most of the time."""
 
@@ -318,13 +322,20 @@ class Context:
             self.clear()
         return max(sizes[1] - sizes[0] - CELL_HEADER_BYTES, 0)
 
-    def copy_part_out(self, seq_id: int, first: int, end: int) -> StateBytes | None:
-        """The state of `seq_id` from position `first` up to `end`; None if llama.cpp cannot give it."""
+    def copy_part_out(
+        self, seq_id: int, first: int, end: int, room: Callable[[int], StateBytes] = _fresh
+    ) -> StateBytes | None:
+        """The state of `seq_id` from position `first` up to `end`; None if llama.cpp cannot give it.
+
+        Args:
+            room: gives memory for so many bytes. What it raises is raised here.
+        """
         llama.llama_memory_seq_cp(self._memory, seq_id, self._spare, first, end)
-        state = np.empty(self.state_size(self._spare), np.uint8)
-        is_whole = self.copy_out(self._spare, state)
-        self.forget(self._spare)
-        return state if is_whole else None
+        try:
+            state = room(self.state_size(self._spare))
+            return state if self.copy_out(self._spare, state) else None
+        finally:
+            self.forget(self._spare)
 
     def append(self, seq_id: int, state: StateBytes) -> bool:
         """Append `state`, of the tokens that follow, to `seq_id`; return whether that worked."""

@@ -9,6 +9,7 @@ attention, and copied to the main one by the time it is complete.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 import numpy as np
@@ -363,6 +364,22 @@ class Backend:
     def copy_out(self, seq_id: int, into: StateBytes) -> bool:
         """Copy the state of `seq_id` to `into`, which has its size; return whether that worked."""
         return self._main.copy_out(seq_id, into)
+
+    def copy_part_out(self, seq_id: int, first: int, end: int, room: Callable[[int], StateBytes]) -> bool:
+        """Copy the state of `seq_id` from position `first` up to `end` to where `room` gives so many bytes;
+        return whether that worked. There must be a `spare_id`.
+
+        Raises:
+            DecodeError: the engine has to start again.
+        """
+        if self._prefill:
+            self._prefill.catch_up(seq_id)
+        return self._main.copy_part_out(seq_id, first, end, room) is not None
+
+    def append(self, seq_id: int, state: StateBytes) -> bool:
+        """Append `state`, of the tokens that follow, to `seq_id`; return whether that worked. There must be a
+        `spare_id`."""
+        return self._main.append(seq_id, state)
 
     @property
     def spare_id(self) -> int | None:

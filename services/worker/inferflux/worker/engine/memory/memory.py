@@ -23,9 +23,10 @@ from inferflux.worker.engine.plan.sequence import NO_SEQ_ID, Sequence
 from .ledger_check import Difference, difference
 from .prefix_cache import PrefixCache
 from .saved import SavedStates, StateCache
+from .taken import PieceCache, TakenPieces
 
 
-class Cache(CellCache, StateCache, Protocol):
+class Cache(CellCache, StateCache, PieceCache, Protocol):
     """Interface of the backend that moves sequences in and out of the KV cache."""
 
     @property
@@ -74,6 +75,7 @@ class Memory:
     Attributes:
         prefixes: the cached prefixes.
         ledger: which sequence fills which cells of the cache.
+        taken: takes pieces of other engines as cached prefixes.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Memory:
             is_on=has_prefix_cache,
             on_evict=saved.keep,
         )
+        self.taken = TakenPieces(cache, self._seq_ids, self.prefixes)
         self._prefill = CellLedger(cache.prefill_cells)
         self._compaction = Compaction(cache.cell_s, cache.move_cost, longest_move_s)
         self._moves = 0
@@ -119,6 +122,15 @@ class Memory:
     def trial(self) -> Release:
         """Find out what evicting requests would free."""
         return self.ledger.trial()
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if a part of what is computed of a sequence can be had without the rest."""
+        return self._cache.sharing.is_divisible
+
+    def last_position(self, seq_id: int) -> int:
+        """The last position that a sequence id holds; -1: none."""
+        return self._seq_ids.positions(seq_id)[1]
 
     @property
     def prefill_room(self) -> int:
@@ -312,11 +324,11 @@ class Memory:
     def hand_over_all(self, sequences: Iterable[Sequence], limit_s: float) -> None:
         """Leave what is computed of these to other engines of this machine, in order, as far as `limit_s`
         goes. What the prefill context computes is lost."""
-        self._saved.hand_over_all((s for s in sequences if _can_be_left(s)), limit_s)
+        self._saved.hand_over_all((s for s in sequences if can_be_left(s)), limit_s)
 
     def hand_over(self, sequence: Sequence) -> None:
         """Leave what is computed of a sequence to another engine of this machine, some time later."""
-        if _can_be_left(sequence):
+        if can_be_left(sequence):
             self._saved.hand_over(sequence)
 
     def close_holes(self, plan: StepPlan) -> None:
@@ -389,7 +401,7 @@ class Memory:
             sequence.seq_id = NO_SEQ_ID
 
 
-def _can_be_left(sequence: Sequence) -> bool:
+def can_be_left(sequence: Sequence) -> bool:
     """True if another engine can go on with what is computed of a sequence."""
     is_whole = sequence.images.shareable(sequence.position) == sequence.position
     return is_whole and not sequence.is_outside_main_context

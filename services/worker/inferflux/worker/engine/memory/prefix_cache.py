@@ -82,6 +82,20 @@ class PrefixCache:
         self._news: dict[int, engine_pb2.CachedPrefix] = {}
 
     @property
+    def is_on(self) -> bool:
+        """True if prefixes are kept."""
+        return self._is_on
+
+    @property
+    def is_divisible(self) -> bool:
+        """True if a part of a sequence can be shared."""
+        return self._sharing.is_divisible
+
+    def tokens_of(self, seq_id: int) -> TokenArray:
+        """All tokens that a sequence id which `longest` found has for others."""
+        return self._tree.tokens_of(seq_id)
+
+    @property
     def n_ids(self) -> int:
         """Sequence ids that cached prefixes hold."""
         return self._tree.n_evictable
@@ -128,7 +142,7 @@ class PrefixCache:
         if not self._is_on:
             return Match(0, None)
         self._counts.queries += is_first
-        match = self._longest(scope, tokens[:-1])
+        match = self.longest(scope, tokens[:-1])
         if match.matched_tokens < SHORTEST_MATCH:
             return Match(0, None)
         # A piece that ends with the last token is used as well, though that token is computed again.
@@ -150,7 +164,7 @@ class PrefixCache:
 
     def known(self, scope: str, tokens: TokenArray) -> int:
         """Number of these tokens that could be shared."""
-        return self._longest(scope, tokens[:-1]).matched_tokens if self._is_on else 0
+        return self.longest(scope, tokens[:-1]).matched_tokens if self._is_on else 0
 
     def parts_at(self, scope: str, tokens: TokenArray, shared: int) -> int:
         """Find the point at which a checkpoint is worthwhile: these tokens part there from those of others.
@@ -178,7 +192,7 @@ class PrefixCache:
     def make_checkpoint(self, seq_id: int, scope: str, tokens: TokenArray) -> None:
         """Keep what a request has computed, which goes on: `tokens`. Not if little more is kept then."""
         n = tokens.shape[0]
-        if not self.has_checkpoints or n - self._longest(scope, tokens).matched_tokens < SHORTEST_MATCH:
+        if not self.has_checkpoints or n - self.longest(scope, tokens).matched_tokens < SHORTEST_MATCH:
             return
         if self._seq_ids.n_free == 0 and not self._evict():
             return
@@ -191,7 +205,7 @@ class PrefixCache:
             self._give_back(superseded)
         self._tell(seq_id, scope, tokens)
 
-    def _longest(self, scope: str, tokens: TokenArray) -> Match:
+    def longest(self, scope: str, tokens: TokenArray) -> Match:
         """The longest prefix of `tokens` that can be shared."""
         if self._sharing.is_divisible:
             return self._tree.lookup(scope, tokens)

@@ -77,6 +77,15 @@ class SavedStates:
         """Limit how long the prefixes that leave the KV cache in this step are copied."""
         self._copying_left_s = copying_s
 
+    @property
+    def copying_left_s(self) -> float:
+        """Seconds that the step may copy still."""
+        return self._copying_left_s
+
+    def copied(self, seconds: float) -> None:
+        """The step has copied for so long."""
+        self._copying_left_s = max(self._copying_left_s - seconds, 0.0)
+
     def take_restore_s(self) -> list[tuple[Tier, float]]:
         """Seconds from lookup to KV cache of each prefix that was restored since the last call."""
         taken, self._restore_s = self._restore_s, []
@@ -125,7 +134,7 @@ class SavedStates:
             return
         began_s = self._clock_s()
         envelope = self._copied(seq_id, scope, tokens, n_bytes, self._copying_left_s)
-        self._copying_left_s = max(self._copying_left_s - (self._clock_s() - began_s), 0.0)
+        self.copied(self._clock_s() - began_s)
         if envelope is not None and envelope.header.n_past > left:
             self._tiers.keep(envelope)
 
@@ -161,14 +170,19 @@ class SavedStates:
         sequence.restore.search = self._tiers.exchange.search(sequence.origin.cache_scope, tokens)
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """True if a request waits for what may be found of it."""
-        search = sequence.restore.search
-        if search is None or search.is_over:
+        """True if a request waits for what may be found of it, or comes of it."""
+        search, arrival = sequence.restore.search, sequence.restore.arrival
+        is_sought = search is not None and not search.is_over
+        is_coming = arrival is not None and not arrival.is_over
+        if not is_sought and not is_coming:
             return False
+        since_s = sequence.times.started_s
+        if arrival is not None and is_coming:
+            since_s = max(since_s, arrival.progress_s)
         prefill_s = self._tiers.rates.prefill_s(sequence.n_tokens)
         shortest_s = min(_MOST_TIMES * prefill_s or _SHORTEST_SEARCH_S, _SHORTEST_SEARCH_S)
         limit_s = max(_SEARCH_PART * prefill_s, shortest_s)
-        return self._clock_s() - sequence.times.started_s < min(limit_s, SEARCH_LIMIT_S)
+        return self._clock_s() - since_s < min(limit_s, SEARCH_LIMIT_S)
 
     def look_up(self, sequence: Sequence, *, known: int = 0, has_checkpoints: bool = False) -> None:
         """Find a prefix of a sequence of which nothing is computed, once, and fetch it.

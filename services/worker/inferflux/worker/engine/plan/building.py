@@ -110,6 +110,7 @@ def _origin_of(item: worker_pb2.BatchItem) -> Origin:
         cache_scope=cache_scope_of(request),
         is_retry=request.epoch > 1,
         seeks_state=item.seeks_state,
+        takes_state=item.HasField("state_from"),
     )
 
 

@@ -22,6 +22,7 @@ class Origin:
         cache_scope: requests of the same scope share cached prefixes.
         is_retry: whether another process had it before.
         seeks_state: whether that one is dead, or has left its state to others.
+        takes_state: whether its state comes from another engine in pieces.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class Origin:
     cache_scope: str = ""
     is_retry: bool = False
     seeks_state: bool = False
+    takes_state: bool = False
 
 
 @dataclass(slots=True)
@@ -54,6 +56,19 @@ class Timestamps:
     is_announced: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """What comes of a request from another engine, in pieces; `memory/imports.py` changes it.
+
+    Attributes:
+        progress_s: when the last piece was taken, by the monotonic clock.
+        is_over: whether no more comes.
+    """
+
+    progress_s: float
+    is_over: bool = False
+
+
 @dataclass(slots=True)
 class Restore:
     """What the tiers below the KV cache have of it; `memory/saved.py` changes it.
@@ -64,6 +79,7 @@ class Restore:
         restored_from: where `state` is from if it was found.
         is_looked_up: whether the tiers were asked.
         search: for what another process left of it.
+        arrival: what comes of it from another engine; None: nothing does.
     """
 
     state: Envelope | None = None
@@ -72,6 +88,7 @@ class Restore:
     restored_from: Tier | None = None
     is_looked_up: bool = False
     search: Search | None = None
+    arrival: Arrival | None = None
 
 
 @dataclass(slots=True)

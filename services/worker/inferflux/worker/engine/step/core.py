@@ -17,7 +17,6 @@ from inferflux.worker.engine.memory.saved import SavedStates
 from inferflux.worker.engine.plan.building import sequence_of
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.plan.speculation import OFF
-from inferflux.worker.engine.tiers.rates import Tier
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 from . import chunks
@@ -29,6 +28,7 @@ from .determinism import Determinism
 from .drafting import Drafting
 from .lower_tiers import MOST_TOLD, LowerTiers
 from .parts import Outcome, Part
+from .pieces import Pieces
 from .planning import Planning
 from .sampled import Sampled
 from .shell import Shell
@@ -108,9 +108,20 @@ class Engine(Shell[Sequence]):
             most_rows=0 if backend.speculation_error else backend.verified_rows,
             model=draft_model,
         )
+        self._lower_tiers = LowerTiers(tiers, self._saved)
+        self._pieces = Pieces(
+            backend,
+            self._memory,
+            self._saved,
+            tiers,
+            residents=self.residents,
+            clock_s=self._clock.monotonic_s,
+            longest_s=step_limit_s,
+        )
         # A sequence begins in their order: drafts of one depend on whether it has a constraint.
         self._parts: tuple[Part, ...] = (
-            LowerTiers(tiers, self._saved),
+            self._pieces,
+            self._lower_tiers,
             self._adapters,
             self._determinism,
             self._constrained,
@@ -148,7 +159,9 @@ class Engine(Shell[Sequence]):
             requests_only: leave the state of the requests to others, and nothing else.
         """
         if requests_only:
-            self.hand_over_all(limit_s)
+            left = [s for s in self._by_order() if not self._pieces.leave(s, limit_s)]
+            self._memory.hand_over_all(left, limit_s)
+            self._pieces.wait_for_writes(limit_s)
         for sequence in list(self.residents.values()):
             self._leave(sequence)
         if requests_only:
@@ -159,11 +172,16 @@ class Engine(Shell[Sequence]):
 
     def hand_over_all(self, limit_s: float) -> None:
         """Leave what is computed of the requests to other engines of this machine, within `limit_s`."""
-        self._memory.hand_over_all(sorted(self.residents.values(), key=lambda s: s.order), limit_s)
+        self._memory.hand_over_all(self._by_order(), limit_s)
+
+    def _by_order(self) -> list[Sequence]:
+        """All residents, the most urgent first."""
+        return sorted(self.residents.values(), key=lambda s: s.order)
 
     def cancel(self, key: str, *, is_silent: bool, leaves_state: bool = False) -> None:
-        if leaves_state and key in self.residents:
-            self._memory.hand_over(self.residents[key])
+        sequence = self.residents.get(key)
+        if leaves_state and sequence is not None and not self._pieces.leave(sequence):
+            self._memory.hand_over(sequence)
         super().cancel(key, is_silent=is_silent)
 
     def close(self) -> None:
@@ -184,7 +202,10 @@ class Engine(Shell[Sequence]):
             return 0.0 if can_step else _POLL_S
         if any(part.is_busy for part in self._parts):
             return _POLL_S
-        return _SCAN_POLL_S if self._tiers.is_scanning else super().idle_s()
+        idle_s = super().idle_s()
+        if self._tiers.is_scanning or self._pieces.are_any:
+            return _SCAN_POLL_S if idle_s is None else min(_SCAN_POLL_S, idle_s)
+        return idle_s
 
     @property
     def _is_behind(self) -> bool:
@@ -193,7 +214,8 @@ class Engine(Shell[Sequence]):
 
     @property
     def has_news(self) -> bool:
-        return self._report.has_news or self._adapters.has_news or self._is_behind
+        parts = self._adapters.has_news or self._pieces.has_news
+        return self._report.has_news or parts or self._is_behind
 
     def obey(self, command: engine_pb2.EngineCommand) -> None:
         match command.WhichOneof("command"):
@@ -207,6 +229,8 @@ class Engine(Shell[Sequence]):
                 self.report_cache()
             case "limit_host":
                 self.limit_host(command.limit_host.bytes)
+            case "export_state" | "import_state":
+                self._pieces.obey(command)
             case _:
                 super().obey(command)
 
@@ -239,9 +263,7 @@ class Engine(Shell[Sequence]):
         if clear.prefixes:
             cleared.sequences, cleared.cells = self._memory.prefixes.clear(clear.cache_scope)
         if clear.tiers:
-            freed = self._tiers.clear(clear.cache_scope)
-            cleared.host_states, cleared.host_bytes = freed[Tier.HOST]
-            cleared.disk_states, cleared.disk_bytes = freed[Tier.DISK]
+            self._lower_tiers.clear(clear.cache_scope, cleared)
         self._report.step.cleared.add(id=command.id, cleared=cleared)
         self._report.has_news = True
 
@@ -294,13 +316,13 @@ class Engine(Shell[Sequence]):
         clock = self._clock
         began = clock.monotonic_s()
         self._expire(began)
+        n_decoding = sum(not s.is_prefilling for s in self.running.values())
+        self._saved.begin_step(self._times.budget.copying_s(n_decoding))
         for part in self._parts:
             for outcome in part.poll(began):
                 self._end_waiting(outcome)
         if not self.running:
             return
-        n_decoding = sum(not s.is_prefilling for s in self.running.values())
-        self._saved.begin_step(self._times.budget.copying_s(n_decoding))
         plan = self._planning.next(began, self._held())
         if not plan.n_tokens:
             return  # all that runs is read from disk, or waits for its constraint

@@ -34,6 +34,12 @@ class LowerTiers(Part):
         self._tiers.poll()
         return ()
 
+    def clear(self, scope: str, cleared: scheduler_pb2.CacheCleared) -> None:
+        """Give up what no request waits for, of a scope if it is not empty, and write what that freed."""
+        freed = self._tiers.clear(scope)
+        cleared.host_states, cleared.host_bytes = freed[Tier.HOST]
+        cleared.disk_states, cleared.disk_bytes = freed[Tier.DISK]
+
     def stats(self, step: engine_pb2.StepReport) -> None:
         tiers, stats = self._tiers, step.stats
         counts = tiers.take_counts()

@@ -282,6 +282,11 @@ class Disk:
         """Name of the exchange."""
         return self._folder.name
 
+    @property
+    def exchange_path(self) -> Path:
+        """The exchange's folder."""
+        return self._folder.exchange
+
     def _search(self) -> None:
         """Once for all that is searched for by now, and comes meanwhile.
 

@@ -227,10 +227,7 @@ class Folder:
             OSError: it could not be put there, or finds no room; nothing of it is left.
         """
         self._open_exchange()
-        taken = 0
-        for entry in os.scandir(self.exchange):
-            with contextlib.suppress(FileNotFoundError):  # another one has just taken it
-                taken += entry.stat().st_size
+        taken = bytes_below(self.exchange)
         if taken + envelope.n_bytes > most_bytes:
             raise OSError(errno.ENOSPC, f"the exchange has {taken} of {most_bytes} bytes")
         envelope.seal()
@@ -248,7 +245,7 @@ class Folder:
         """
         path = self.path / name
         try:
-            with _opened(path) as file:
+            with opened(path) as file:
                 # The file says how long it is before memory is taken for it.
                 buffer = np.empty(_header_in(file, name).n_bytes, np.uint8)
                 file.seek(0)
@@ -280,6 +277,16 @@ class Folder:
             os.close(folder)
 
 
+def bytes_below(path: Path | str) -> int:
+    """Bytes of all files of a folder, and of those in it."""
+    taken = 0
+    for entry in os.scandir(path):
+        with contextlib.suppress(FileNotFoundError):  # another one has just taken it
+            is_folder = entry.is_dir(follow_symlinks=False)
+            taken += bytes_below(entry.path) if is_folder else entry.stat(follow_symlinks=False).st_size
+    return taken
+
+
 def name_of(header: Header) -> str:
     """The file's name: it follows from the scope and the tokens."""
     digest = blake2b(header.scope.encode(), digest_size=16)
@@ -290,11 +297,11 @@ def name_of(header: Header) -> str:
 def _header_of(path: Path) -> Header:
     if path.suffix != _SUFFIX:
         raise FileNotFoundError(path)
-    with _opened(path) as file:
+    with opened(path) as file:
         return _header_in(file, path.name)
 
 
-def _opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BinaryIO:
     """A file for reading. What else may be there is never waited for, such as a pipe, nor are links followed.
 
     Raises:
@@ -318,8 +325,8 @@ def _header_in(file: BinaryIO, name: str) -> Header:
     prelude = file.read(PRELUDE_BYTES)
     rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
     header = open_header(prelude + rest, os.fstat(file.fileno()).st_size)
-    if name_of(header) != name:
-        raise Refused(Refusal.FOREIGN, "of another scope, or of other tokens")
+    if header.first or name_of(header) != name:
+        raise Refused(Refusal.FOREIGN, "a piece, of another scope, or of other tokens")
     return header
 
 
@@ -373,6 +380,9 @@ def _remove_unused(root: Path) -> None:
     for path in sorted(root.iterdir()):  # the exchange is the last
         is_last = path.name != _EXCHANGE or [*root.iterdir()] == [path]
         with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
+            for each in path.iterdir() if is_last else ():
+                if each.is_dir():  # empty, or in use
+                    each.rmdir()
             if is_last and [*path.iterdir()] == [path / _LOCK]:
                 (path / _LOCK).unlink()
                 path.rmdir()

@@ -17,6 +17,7 @@ from .entries import Entries
 from .exchange import Exchange
 from .index import BLOCK, Found
 from .kept import Kept, S
+from .pieces import PieceFiles
 from .rates import Counts, Rates, Tier
 from .reads import Fetch, Match, Reads
 from .space import Eviction, Order, Space
@@ -45,6 +46,7 @@ class Tiers(Generic[S]):
         rates: what restoring and computing take; the caller observes what it does itself.
         files: of the states on disk.
         exchange: with other engines of this machine.
+        pieces: files of state that leaves in pieces, and comes so.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Tiers(Generic[S]):
         self._counts = Counts()
         self._reads: Reads[S] = Reads()
         self.exchange: Exchange[S] = Exchange(disk, disk_bytes, self.files, self._reads)
+        self.pieces = PieceFiles(identity, disk.exchange_path if disk is not None else None, disk_bytes)
         # Scopes that were cleared before all files were known.
         self._cleared_early: set[str] = set()
         self.preempted_bytes = 0
@@ -103,6 +106,7 @@ class Tiers(Generic[S]):
 
     def close(self) -> None:
         """Leave the disk to the next process. Files stay."""
+        self.pieces.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -348,6 +352,13 @@ class Tiers(Generic[S]):
             if found.matched == tokens.shape[0]:
                 return found.value
         return None
+
+    def longest_in_host(self, scope: str, tokens: TokenArray) -> tuple[int, Envelope | None]:
+        """(how many first tokens it has, the state) of the longest prefix in host memory; (0, None): none."""
+        for found in self._entries.candidates(scope, tokens):
+            if found.value.envelope is not None:
+                return found.matched, found.value.envelope
+        return 0, None
 
     def held_for(self, owner: S) -> Kept[S] | None:
         """The state of a preempted sequence; None if none is held."""

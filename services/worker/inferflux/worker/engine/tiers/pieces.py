@@ -1,0 +1,215 @@
+"""Files of pieces: state that leaves this engine while its request goes on, and state that comes from others.
+
+A piece is written straight into the memory of its file, in the folder `pieces` of the exchange. One thread
+seals it and gives it its name; whoever has read it removes it. Another thread reads the pieces that come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import mmap
+import os
+import secrets
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from inferflux.common.process.private_files import replacing, write_all
+from inferflux.worker.engine.kv.envelope import (
+    PRELUDE_BYTES,
+    Envelope,
+    Identity,
+    StateBytes,
+    TokenArray,
+    blank,
+    header_bytes,
+    open_envelope,
+    open_header,
+)
+
+from .folder import bytes_below, opened
+
+PIECES = "pieces"
+_UNFINISHED = ".tmp"
+# Files of engines that live no more are removed after this many seconds.
+_LEFT_S = 600.0
+_SWEEP_EVERY_S = 60.0
+
+
+class PieceFiles:
+    """The files of pieces.
+
+    Args:
+        identity: of the context's state.
+        exchange: its folder; None: there is none, and no piece is written.
+        limit: most bytes of all that lies in the exchange.
+    """
+
+    def __init__(self, identity: Identity, exchange: Path | None, limit: int) -> None:
+        self._identity = identity
+        self._exchange = exchange
+        self._limit = limit
+        self._prefix = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._writer = ThreadPoolExecutor(1, "piece-writer")
+        self._reader = ThreadPoolExecutor(1, "piece-reader")
+        self._swept_s = 0.0
+
+    @property
+    def is_there(self) -> bool:
+        """True if pieces can be written."""
+        return self._exchange is not None
+
+    def close(self) -> None:
+        """Finish the writes that were asked for. Files stay."""
+        self._writer.shutdown()
+        self._reader.shutdown(cancel_futures=True)
+
+    def blank(self, scope: str, tokens: TokenArray, first: int, payload_bytes: int) -> tuple[str, Envelope]:
+        """(the name, the envelope) of a piece whose payload is still to be written, in the memory of a file.
+
+        Raises:
+            OSError: there is no room.
+        """
+        name = self._new_name()
+        path = self._folder() / (name + _UNFINISHED)
+
+        def mapped(n_bytes: int) -> StateBytes:
+            self._check_room(n_bytes)
+            return _made(path, n_bytes)
+
+        return name, blank(self._identity, scope, tokens, payload_bytes, first=first, buffer=mapped)
+
+    def write(self, name: str, envelope: Envelope) -> Future[None]:
+        """Have a piece of `blank` sealed, and get its name."""
+        folder = self._folder()
+
+        def seal() -> None:
+            envelope.seal()
+            (folder / (name + _UNFINISHED)).rename(folder / name)
+
+        return self._writer.submit(seal)
+
+    def copy(self, envelope: Envelope) -> tuple[str, Future[None]]:
+        """(the name, the write) of a piece that is a state in host memory.
+
+        Raises:
+            OSError: there is no room.
+        """
+        name, folder = self._new_name(), self._folder()
+        self._check_room(envelope.n_bytes)
+
+        def write() -> None:
+            envelope.seal()
+            with replacing(folder / name, beside=folder / (name + _UNFINISHED)) as file:
+                write_all(file.fileno(), envelope.buffer.data)
+
+        return name, self._writer.submit(write)
+
+    def is_unread(self, name: str) -> bool:
+        """True if the file of a piece that was written is there still."""
+        return (self._folder() / name).exists()
+
+    def remove(self, *names: str) -> None:
+        """Remove pieces, after those that are being written."""
+        folder = self._folder()
+
+        def unlink() -> None:
+            for name in names:
+                for each in (folder / name, folder / (name + _UNFINISHED)):
+                    with contextlib.suppress(OSError):
+                        each.unlink()
+
+        if names:
+            self._writer.submit(unlink)
+
+    def sweep(self) -> None:
+        """Have what was not read for 10 minutes removed, some time later, if that was not done just now."""
+        now_s = time.monotonic()
+        if self._exchange is not None and now_s - self._swept_s >= _SWEEP_EVERY_S:
+            self._swept_s = now_s
+            self._writer.submit(_clear, self._exchange / PIECES, time.time() - _LEFT_S)
+
+    def wait_for_writes(self, seconds: float) -> None:
+        """Return when all that was asked for is written, or after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            self._writer.submit(lambda: None).result(seconds)
+
+    def read(self, path: str) -> Future[Envelope]:
+        """Read a piece meanwhile, after those that were asked for before; it may raise Refused or OSError."""
+        return self._reader.submit(_read, self._path(path), self._identity)
+
+    def taken(self, path: str) -> None:
+        """Remove a piece that was read, or is of no use."""
+        with contextlib.suppress(OSError):
+            self._path(path).unlink()
+
+    def _path(self, path: str) -> Path:
+        return (self._exchange or Path()) / PIECES / path
+
+    def _folder(self) -> Path:
+        """The folder; it is made if it is missing.
+
+        Raises:
+            OSError: there is none.
+        """
+        if self._exchange is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no exchange")
+        folder = self._exchange / PIECES
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def _check_room(self, n_bytes: int) -> None:
+        """Raises:
+        OSError: the exchange has no room for so much.
+        """
+        taken = bytes_below(self._folder().parent)
+        if taken + n_bytes > self._limit:
+            raise OSError(errno.ENOSPC, f"the exchange has {taken} of {self._limit} bytes")
+
+    def _new_name(self) -> str:
+        return f"{self._prefix}-{next(self._numbers)}"
+
+
+def _made(path: Path, n_bytes: int) -> StateBytes:
+    """The memory of a new file.
+
+    Raises:
+        OSError: there is no room; there is no file then.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        # Without that, a full folder would be noticed by a signal.
+        os.posix_fallocate(file, 0, n_bytes)
+        return np.frombuffer(mmap.mmap(file, n_bytes), np.uint8)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(file)
+
+
+def _read(path: Path, identity: Identity) -> Envelope:
+    """Raises:
+    Refused: it is damaged, or not of this identity.
+    OSError: it cannot be read.
+    """
+    with opened(path) as file:
+        prelude = file.read(PRELUDE_BYTES)
+        rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
+        n_bytes = os.fstat(file.fileno()).st_size
+        open_header(prelude + rest, n_bytes)
+        data = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
+    return open_envelope(np.frombuffer(data, np.uint8), identity)
+
+
+def _clear(folder: Path, unread_since_s: float) -> None:
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):
+                if entry.lstat().st_mtime < unread_since_s:
+                    entry.unlink()
