@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.scheduler.core.types.jobs import Attempt, RequestKey
@@ -63,18 +63,16 @@ class Sequence:
     swapped: int = 0
     # Prompt tokens that were there when it came.
     cached: int = 0
+    key: RequestKey = field(init=False)
+    prompt: int = field(init=False)
 
-    @property
-    def key(self) -> RequestKey:
-        return RequestKey(self.request.tenant, self.request.request_id)
+    def __post_init__(self) -> None:
+        self.key = key_of(self.request)
+        self.prompt = len(self.request.prompt_token_ids)
 
     @property
     def epoch(self) -> int:
         return self.request.epoch
-
-    @property
-    def prompt(self) -> int:
-        return len(self.request.prompt_token_ids)
 
     @property
     def uncomputed(self) -> int:
@@ -112,6 +110,7 @@ class ContractWorker(ABC):
         self.cancelled: set[Attempt] = set()
         self.swaps = 0
         self.cache = PromptCache()
+        self.role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNSPECIFIED
 
     # What it does besides
 
@@ -180,13 +179,14 @@ class ContractWorker(ABC):
         generated = len(request.generated_token_ids)
         sequence = Sequence(request, self.output_of(request), generated, generated)
         self.residents[key] = sequence
-        if self.size.caches_prompts:
-            self._reuse(sequence)
+        self.reuse(sequence, item)
         self._schedule(sequence, item)
         return worker_pb2.REFUSAL_REASON_UNSPECIFIED
 
-    def _reuse(self, sequence: Sequence) -> None:
+    def reuse(self, sequence: Sequence, _item: worker_pb2.BatchItem) -> None:
         """Take over what is cached of its tokens; the last is always computed."""
+        if not self.size.caches_prompts:
+            return
         request = sequence.request
         tokens = [*request.prompt_token_ids, *request.generated_token_ids]
         matched = self.cache.use(cache_scope_of(request), tokens[:-1])
@@ -230,13 +230,34 @@ class ContractWorker(ABC):
                 key = RequestKey(command.drop.tenant, command.drop.request_id)
                 sequence = self.residents.get(key)
                 if sequence is not None and sequence.epoch <= command.drop.epoch:
-                    del self.residents[key]
+                    self.remove(sequence, leaves_state=command.drop.leaves_state)
             case "deschedule":
                 self._deschedule(command.deschedule)
+            case "take_state":
+                self.take_state(command.take_state)
             case "drain":
                 self.state = scheduler_pb2.WORKER_STATE_DRAINING
             case "undrain":
                 self.state = READY
+
+    def take_state(self, wanted: worker_pb2.TakeState) -> None:
+        """Fetch what another worker computes of a request. This one cannot, and says so."""
+        event = self.event()
+        taken = event.state_taken
+        taken.tenant, taken.request_id, taken.epoch = wanted.tenant, wanted.request_id, wanted.origin.epoch
+        taken.error = "unsupported"
+        self.tell(event)
+
+    def remove(self, sequence: Sequence, *, leaves_state: bool = False) -> None:  # noqa: ARG002
+        """A sequence is not resident any more; what is computed of it is kept for others.
+
+        Args:
+            leaves_state: another worker fetches its state.
+        """
+        del self.residents[sequence.key]
+        if self.size.caches_prompts and sequence.computed:
+            tokens = [*sequence.request.prompt_token_ids, *self.answer_of(sequence)]
+            self.cache.keep(cache_scope_of(sequence.request), tokens[: sequence.computed])
 
     def on_cancel(self, attempt: Attempt) -> None:
         sequence = self.residents.get(attempt.key)
@@ -262,6 +283,7 @@ class ContractWorker(ABC):
             swap_bytes=self.size.swap_cells,
             term=self.term,
             started_unix_ms=self.started_at,
+            role=self.role,
         )
         status.models.add(name=self.model, context_length=self.size.context_length)
         for key, sequence in self.residents.items():
@@ -341,10 +363,7 @@ class ContractWorker(ABC):
     def finish(self, sequence: Sequence, reason: generation_pb2.FinishReason.ValueType) -> None:
         """A request ends here."""
         self.emit_end(sequence, reason)
-        del self.residents[sequence.key]
-        if self.size.caches_prompts and sequence.computed:
-            tokens = [*sequence.request.prompt_token_ids, *self.answer_of(sequence)]
-            self.cache.keep(cache_scope_of(sequence.request), tokens[: sequence.computed])
+        self.remove(sequence)
         self.ended.append((sequence.key, sequence.epoch))
         event = self.event()
         ended = event.request_finished

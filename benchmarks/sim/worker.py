@@ -32,6 +32,8 @@ class WorkerModel(Size):
     prefill_tokens_per_s: float = 2000.0
     # Tokens of prompts in one step.
     prefill_budget: int = 128
+    # The same in a step without decodes; 0: as many.
+    lone_prefill_budget: int = 0
     # Cells to and from host memory per second.
     swap_cells_per_s: float = 50_000.0
 
@@ -75,7 +77,11 @@ class EqualSteps:
 class Readers(Protocol):
     """Readers that follow the token streams."""
 
-    def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float) -> None: ...
+    def on_tokens(
+        self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float, every_s: float
+    ) -> None:
+        """The last of these tokens came now, each of the others `every_s` before the next one."""
+
     def on_end(self, key: RequestKey, epoch: int, outcome: str) -> None: ...
 
 
@@ -112,6 +118,7 @@ class ModelledWorker(ContractWorker):
         self._readers = readers
         self._now = 0.0
         self._plan: EqualSteps | None = None
+        self._every_s = 0.0
         # Work that the next step waits for: copies to and from host memory.
         self._copy_s = 0.0
 
@@ -119,6 +126,11 @@ class ModelledWorker(ContractWorker):
     def next_s(self) -> float | None:
         """When to call `look` next; None while it has nothing to do."""
         return None if self._plan is None else self._plan.end_s
+
+    @property
+    def step_end_s(self) -> float | None:
+        """When the step ends that runs, as of the last `look`; None while none runs."""
+        return None if self._plan is None else self._plan.start_s + self._plan.step_s
 
     def look(self, now: float) -> None:
         """Take what is done by `now` into account, and go on with what comes next."""
@@ -161,7 +173,7 @@ class ModelledWorker(ContractWorker):
 
     def emit(self, sequence: Sequence, tokens: int) -> None:
         offset = sequence.generated - tokens
-        self._readers.on_tokens(sequence.key, sequence.epoch, offset, tokens, self._now)
+        self._readers.on_tokens(sequence.key, sequence.epoch, offset, tokens, self._now, self._every_s)
 
     def emit_end(self, sequence: Sequence, reason: generation_pb2.FinishReason.ValueType) -> None:
         name = generation_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
@@ -172,6 +184,13 @@ class ModelledWorker(ContractWorker):
 
     def answer_of(self, sequence: Sequence) -> list[int]:
         return list(itertools.islice(self._answer_of(sequence.key), sequence.generated))
+
+    def must_wait(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        """True if a sequence that has a slot takes no part in steps yet."""
+        return False
+
+    def on_computed(self, sequence: Sequence, tokens: int) -> None:
+        """This many more tokens of a prompt, or of what was generated elsewhere, are computed."""
 
     def on_copy(self, cells: int) -> None:
         self._copy_s += cells / self._model.swap_cells_per_s
@@ -191,14 +210,15 @@ class ModelledWorker(ContractWorker):
     def _begin(self, now: float) -> None:
         """Plan the next equal steps."""
         self._make_room()
-        running = self.running()
+        running = [s for s in self.running() if not self.must_wait(s)]
         if not running:
             return
         decoding = [s for s in running if _is_decoding(s)]
         prefilling = [s for s in running if not _is_decoding(s)]
         model = self._model
-        room = self._room(len(decoding), model.prefill_budget if prefilling else 0)
-        chunks = list(_share(prefilling, min(model.prefill_budget, room)))
+        budget = model.prefill_budget if decoding else model.lone_prefill_budget or model.prefill_budget
+        room = self._room(len(decoding), budget if prefilling else 0)
+        chunks = list(_share(prefilling, min(budget, room)))
         tokens = sum(n for _, n in chunks)
         step_s = (
             model.step_s
@@ -229,10 +249,11 @@ class ModelledWorker(ContractWorker):
         """Account for this many of its steps. What was parked meanwhile still gets its token."""
         if not steps:
             return
-        self._now = plan.start_s + steps * plan.step_s
+        self._now, self._every_s = plan.start_s + steps * plan.step_s, plan.step_s
         for sequence, tokens in plan.chunks:
             if self._is_current(sequence):
                 sequence.computed += tokens * steps
+                self.on_computed(sequence, tokens * steps)
                 if not sequence.uncomputed:
                     self.generate(sequence, 1)
         for sequence in plan.decoding:

@@ -31,6 +31,8 @@ _HOP_S = 0.0005
 _BEAT_S = 1.0
 _TICK_S = 0.25
 _BLOCK_TOKENS = 16
+# Before packed numbers, which are length-delimited.
+_PROMPT_TAG = scheduler_pb2.InferenceRequest.PROMPT_TOKEN_IDS_FIELD_NUMBER << 3 | 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,27 @@ def to_request(arrival: Arrival) -> scheduler_pb2.InferenceRequest:
         request_id=arrival.name,
         tenant=arrival.tenant,
         model=arrival.model or MODEL,
-        prompt_token_ids=(arrival.tokens or [1] * arrival.prompt_tokens)[: arrival.prompt_tokens],
         priority=arrival.priority,
         enqueued_unix_ms=int(arrival.at_s * 1000),
         epoch=1,
         zone=arrival.zone,
     )
+    if arrival.tokens is not None:
+        request.prompt_token_ids.extend(arrival.tokens[: arrival.prompt_tokens])
+    else:
+        request.MergeFromString(_equal_tokens(arrival.prompt_tokens))
     request.params.max_tokens = arrival.max_tokens
     return request
+
+
+def _equal_tokens(n: int) -> bytes:
+    """A prompt of n tokens, all 1, as it comes over the wire: a list of thousands takes far longer."""
+    head, left = bytearray([_PROMPT_TAG]), n
+    while left >= 128:
+        head.append(left % 128 + 128)
+        left //= 128
+    head.append(left)
+    return bytes(head) + b"\1" * n
 
 
 def _tenant(arrival: Arrival) -> str:
@@ -257,7 +272,15 @@ class World:
         self.workers[worker_id].look(self.now)
         self._follow(worker_id)
 
-    def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float) -> None:
+    def on_tokens(
+        self,
+        key: RequestKey,
+        epoch: int,
+        offset: int,
+        tokens: int,
+        now: float,
+        every_s: float = 0.0,  # noqa: ARG002
+    ) -> None:
         """Take what readers of the token stream are given; repeats are dropped, as they do."""
         arrival = self.requests[key]
         if offset > arrival.generated:

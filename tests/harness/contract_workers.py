@@ -172,7 +172,9 @@ class OfSimulator(_Modelled):
     def events(self) -> list[scheduler_pb2.WorkerEvent]:
         return self.worker.events
 
-    def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, _now: float) -> None:
+    def on_tokens(
+        self, key: RequestKey, epoch: int, offset: int, tokens: int, _now: float, _every_s: float
+    ) -> None:
         ids = range(offset, offset + tokens)
         self.published.append(
             tokens_pb2.TokenChunk(request_id=key.request_id, epoch=epoch, offset=offset, token_ids=ids)

@@ -370,7 +370,15 @@ class FleetWorld:
 
     # What readers are given
 
-    def on_tokens(self, key: RequestKey, epoch: int, offset: int, tokens: int, now: float) -> None:
+    def on_tokens(
+        self,
+        key: RequestKey,
+        epoch: int,
+        offset: int,
+        tokens: int,
+        now: float,
+        every_s: float,  # noqa: ARG002
+    ) -> None:
         """As every reader: chunks of an older epoch do not count, and tokens had already are skipped."""
         ask = self.asks[key]
         if epoch < ask.epoch:

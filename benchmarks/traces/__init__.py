@@ -1,0 +1,1 @@
+"""Public traces of traffic, read from ../shared/data/traces: when requests came, and how long they were."""
