@@ -39,6 +39,7 @@ class ScriptedWorker:
         self.term = 0
         self.batch_terms: list[int] = []
         self.refused_terms: list[int] = []
+        self.role = scheduler_pb2.WORKER_ROLE_UNSPECIFIED
         self.is_mute = False
         self.is_draining = False
         self._subscriptions: list[object] = []
@@ -72,6 +73,7 @@ class ScriptedWorker:
             state=(
                 scheduler_pb2.WORKER_STATE_DRAINING if self.is_draining else scheduler_pb2.WORKER_STATE_READY
             ),
+            role=self.role,
             slots=self.slots,
             kv_cells=self.kv_cells,
             term=self.term,

@@ -35,6 +35,7 @@ class Cluster:
         self._bus = bus
         self.models = [hosted("a", LOADING)]
         self.scheduler_lacks = ""
+        self.pools: list[scheduler_pb2.PoolStatus] = []
 
     async def run(self) -> None:
         while True:
@@ -52,7 +53,9 @@ class Cluster:
     async def on_question(self, message: Message) -> None:
         asked = scheduler_pb2.SchedulerStatusRequest.FromString(message.data)
         queued = 0 if asked.without_workers else 1
-        answer = scheduler_pb2.SchedulerStatus(queued=queued, not_ready=self.scheduler_lacks)
+        answer = scheduler_pb2.SchedulerStatus(
+            queued=queued, not_ready=self.scheduler_lacks, pools=self.pools
+        )
         await message.respond(answer.SerializeToString())
 
 
@@ -172,3 +175,29 @@ async def test_strangers_learn_that_the_scheduler_is_not_ready_and_no_path(
         return await degraded(gateway) == "scheduler: it is not ready: requests wait"
 
     await until(is_told)
+
+
+async def test_a_gateway_is_ready_and_degraded_while_a_pool_lacks_workers(
+    start_gateway: StartGateway, private_nats: ServerProcess, cluster: Cluster
+) -> None:
+    cluster.models = [hosted("a", READY)]
+    decode = scheduler_pb2.PoolStatus(role=scheduler_pb2.WORKER_ROLE_DECODE, ready=1, expected=2)
+    cluster.pools = [decode]
+    gateway = await start_gateway(private_nats.url, knows="", INFERFLUX_GATEWAY_NEEDS_MODEL="true")
+
+    async def told() -> tuple[int, str, str]:
+        status, body = await gateway.get("/readyz")
+        said = json.loads(body)
+        assert said["role"] == "gateway"
+        return status, said["status"], said["reason"]
+
+    async def lacks_a_worker() -> bool:
+        return await told() == (200, "degraded", "decode pool not ready")
+
+    async def is_well() -> bool:
+        return await told() == (200, "ok", "")
+
+    await until(lacks_a_worker)
+    assert await degraded(gateway) == "pools: decode pool not ready: 1 of 2 workers"
+    decode.ready = 2
+    await until(is_well)

@@ -278,3 +278,27 @@ async def test_the_next_leader_knows_which_images_engines_crashed_over(
     await led_by(theatre, "s1")
     await theatre.submit("again", image_id=image_id)
     assert (await theatre.read("again")).outcome == "POISON_REQUEST"
+
+
+async def test_leader_and_standby_are_ready_and_degraded_while_a_pool_lacks_workers(theatre: Stage) -> None:
+    sizes = {"INFERFLUX_PREFILL_POOL_SIZE": "1", "INFERFLUX_DECODE_POOL_SIZE": "1"}
+    pair = [await theatre.add_scheduler(name, **sizes) for name in ("s0", "s1")]
+
+    async def until(reason: str) -> None:
+        for scheduler in pair:
+            told: list[object] = []
+            async with asyncio.timeout(15):
+                while told != [200, "degraded" if reason else "ok", "scheduler", reason]:
+                    code, body = await scheduler.get("/readyz")
+                    said = json.loads(body)
+                    told = [code, said["status"], said["role"], said["reason"]]
+                    await asyncio.sleep(0.02)
+
+    await until("prefill pool not ready; decode pool not ready")
+    prefill, decode = await theatre.add_worker("p"), await theatre.add_worker("d")
+    prefill.role = scheduler_pb2.WORKER_ROLE_PREFILL
+    await until("decode pool not ready")
+    decode.role = scheduler_pb2.WORKER_ROLE_DECODE
+    await until("")
+    await prefill.vanish()
+    await until("prefill pool not ready")

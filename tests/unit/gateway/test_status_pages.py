@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferflux.common.bus.scheduler_status import together
+from inferflux.common.bus.scheduler_status import small_pools, together
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.gateway.operator.status_pages import Place, cut, parse_token
 from inferflux.v1 import cluster_pb2, scheduler_pb2
@@ -73,3 +73,20 @@ def test_a_token_that_no_page_ended_with_is_refused_by_name(token: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         parse_token(token)
     assert refused.value.field == "page_token"
+
+
+def test_pools_of_all_partitions_together_are_as_large_as_each_leader_expects() -> None:
+    decode, prefill = scheduler_pb2.WORKER_ROLE_DECODE, scheduler_pb2.WORKER_ROLE_PREFILL
+    led = [
+        [scheduler_pb2.PoolStatus(role=decode, ready=1, expected=3)],
+        [
+            scheduler_pb2.PoolStatus(role=decode, ready=1, expected=3),
+            scheduler_pb2.PoolStatus(role=prefill, ready=2, expected=2),
+        ],
+    ]
+    whole = together([scheduler_pb2.SchedulerStatus(partition=f"{i}-of-2", pools=led[i]) for i in range(2)])
+    assert [(pool.role, pool.ready, pool.expected) for pool in whole.pools] == [
+        (decode, 2, 3),
+        (prefill, 2, 2),
+    ]
+    assert small_pools(whole) == {"decode pool not ready": "2 of 3 workers"}

@@ -33,18 +33,48 @@ def test_a_pool_counts_the_workers_of_its_role_that_are_ready() -> None:
     assert [pool.ready for pool in pools.pools(fleet)] == [1, 2]
 
 
+def watch(prefill: int, decode: int, *statuses: scheduler_pb2.WorkerStatus) -> pools.PoolWatch:
+    """A watch that has had a heartbeat of each at 0 s, under the names 0, 1, ..."""
+    made = pools.PoolWatch(prefill=prefill, decode=decode, dead_s=3.0)
+    for number, status in enumerate(statuses):
+        status.worker_id, status.incarnation = str(number), "i"
+        made.on_heartbeat(status, 0.0)
+    return made
+
+
 @pytest.mark.parametrize(
     ("prefill", "decode", "why"),
     [
-        (0, 0, ""),
-        (1, 1, ""),
-        (1, 2, "decode pool not ready: 1 of 2 workers"),
-        (3, 2, "prefill pool not ready: 1 of 3 workers; decode pool not ready: 1 of 2 workers"),
+        (0, 0, []),
+        (1, 1, []),
+        (1, 2, ["decode pool not ready: 1 of 2 workers"]),
+        (3, 2, ["prefill pool not ready: 1 of 3 workers", "decode pool not ready: 1 of 2 workers"]),
     ],
 )
-def test_a_pool_that_is_smaller_than_it_should_be_is_named(prefill: int, decode: int, why: str) -> None:
+def test_a_pool_that_is_smaller_than_it_should_be_is_named(prefill: int, decode: int, why: list[str]) -> None:
     fleet = [worker(pools.PREFILL), worker(pools.DECODE), worker(pools.DECODE, DRAINING)]
-    assert pools.why_not_ready(fleet, prefill=prefill, decode=decode) == why
+    small = watch(prefill, decode, *fleet).small(0.0)
+    assert [pool.not_ready for pool in small] == why
+    assert [pool.reason for pool in small] == [each.partition(":")[0] for each in why]
+
+
+def test_a_worker_counts_in_its_pool_until_it_drains_leaves_or_is_silent() -> None:
+    both = watch(0, 2, worker(pools.DECODE), worker(pools.DECODE))
+    assert not both.small(2.9)
+    assert [pool.ready for pool in both.small(3.0)] == [0]
+    both = watch(0, 2, worker(pools.DECODE), worker(pools.DECODE))
+    both.on_left("0", "another")
+    assert not both.small(0.0)
+    both.on_left("0", "i")
+    assert [pool.ready for pool in both.small(0.0)] == [1]
+    both.on_heartbeat(scheduler_pb2.WorkerStatus(worker_id="1", role=pools.DECODE, state=DRAINING), 0.0)
+    assert [pool.ready for pool in both.small(0.0)] == [0]
+
+
+def test_workers_of_a_role_beyond_all_that_are_known_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "MAX_WORKERS", 2)
+    full = watch(0, 3, *(worker(pools.DECODE) for _ in range(3)))
+    assert [pool.ready for pool in full.small(0.0)] == [2]
 
 
 def test_a_role_of_a_later_version_is_a_unified_worker() -> None:

@@ -10,7 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from inferflux.common.bus import Bus
-from inferflux.common.bus.scheduler_status import ask_schedulers, together
+from inferflux.common.bus.scheduler_status import ask_schedulers, small_pools, together
 from inferflux.common.calls.audit.writer import AuditTrail
 from inferflux.common.calls.grpc_server import GrpcServer
 from inferflux.common.contract.errors import InferFluxError
@@ -120,8 +120,12 @@ class Readiness:
         except InferFluxError:
             self._probe.set_warning("scheduler", "it does not answer: requests wait")
         else:
-            is_ready = not together(statuses).not_ready
-            self._probe.set_warning("scheduler", "" if is_ready else "it is not ready: requests wait")
+            whole = together(statuses)
+            wrong = "it is not ready: requests wait" if whole.not_ready else ""
+            self._probe.set_warning("scheduler", wrong)
+            small = small_pools(whole)
+            detail = "; ".join(f"{reason}: {count}" for reason, count in small.items())
+            self._probe.set_warning("pools", detail, reason="; ".join(small))
 
     async def _ask_policy(self) -> str:
         """Why policy is not ready; "" if it is."""

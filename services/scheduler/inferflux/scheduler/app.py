@@ -19,6 +19,7 @@ from inferflux.common.redis import store
 from inferflux.common.tracing import OFF, Tracer, open_tracer
 from inferflux.v1 import host_pb2, scheduler_pb2
 
+from .core.workers.pools import PoolWatch
 from .edge.workers import WorkerListener
 from .leadership.candidate import Candidate
 from .leadership.membership import Membership
@@ -58,6 +59,10 @@ class Scheduler:
         self._clock = steady_clock()
         process = Process(settings, bus, redis, metrics, tracer, self._clock, lambda: probe.missing)
         self._candidates = [Candidate(process, partition) for partition in divide(settings.partitions)]
+        limits = settings.limits
+        self._pools = PoolWatch(
+            prefill=limits.prefill_pool_size, decode=limits.decode_pool_size, dead_s=limits.worker_dead_s
+        )
         self._membership = (
             Membership(bus, settings.id, self._candidates, metrics, lease_s=settings.lease_s)
             if settings.partitions > 1
@@ -91,6 +96,7 @@ class Scheduler:
     # Messages of workers
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus) -> None:
+        self._pools.on_heartbeat(status, self._clock())
         # Of thousands of workers each second: no candidate is asked for what is not its own.
         for index in indexes_of((card.name for card in status.models), len(self._candidates)):
             self._candidates[index].on_heartbeat(status)
@@ -101,6 +107,8 @@ class Scheduler:
             candidate.on_host(status)
 
     def on_event(self, event: scheduler_pb2.WorkerEvent) -> None:
+        if event.HasField("worker_left") or event.HasField("worker_died"):
+            self._pools.on_left(event.worker_id, event.incarnation)
         for candidate in self._candidates:
             candidate.on_event(event)
 
@@ -127,6 +135,13 @@ class Scheduler:
         now = self._clock()
         failed = [why for each in self._candidates for ok, why in [each.planning.condition(now)] if not ok]
         self._probe.set_ready("planning", not failed, next(iter(failed), ""))
+        # Any worker serves any request: a scheduler without one of a role is ready.
+        small = self._pools.small(now)
+        self._probe.set_warning(
+            "pools",
+            "; ".join(pool.not_ready for pool in small),
+            reason="; ".join(pool.reason for pool in small),
+        )
 
     def _readiness(self) -> tuple[bool, str]:
         if not self._bus.is_connected:

@@ -280,7 +280,7 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
         InferFluxError: the model, NATS or the metrics port cannot be used.
     """
     wished = await _models_of(settings)
-    probe = Probe(settings.metrics_listen, role="unified")
+    probe = Probe(settings.metrics_listen, role=settings.role)
     tracer = OFF
     try:
         tracer = open_tracer(settings, "worker")

@@ -10,6 +10,12 @@ from inferflux.v1 import scheduler_pb2
 from . import Bus, leaders
 from .leaders import ask_leaders
 
+# Of workers that are meant for a part of each request.
+ROLES = {
+    scheduler_pb2.WORKER_ROLE_PREFILL: "prefill",
+    scheduler_pb2.WORKER_ROLE_DECODE: "decode",
+}
+
 
 async def ask_schedulers(
     bus: Bus,
@@ -56,10 +62,33 @@ def together(statuses: Sequence[scheduler_pb2.SchedulerStatus]) -> scheduler_pb2
         whole.running += other.running
         whole.parked += other.parked
         whole.oldest_wait_ms = max(whole.oldest_wait_ms, other.oldest_wait_ms)
+        whole.moving += other.moving
         whole.not_ready = whole.not_ready or other.not_ready
+        for pool in other.pools:
+            _add_pool(whole, pool)
     if absent := missing(statuses):
         whole.not_ready = whole.not_ready or f"no leader answers for {', '.join(absent)}"
     return whole
+
+
+def small_pools(status: scheduler_pb2.SchedulerStatus) -> dict[str, str]:
+    """Pools of workers that are smaller than they should be: for each `decode pool not ready`, and how many
+    of its workers are."""
+    return {
+        f"{ROLES[pool.role]} pool not ready": f"{pool.ready} of {pool.expected} workers"
+        for pool in status.pools
+        if pool.role in ROLES and pool.ready < pool.expected
+    }
+
+
+def _add_pool(whole: scheduler_pb2.SchedulerStatus, added: scheduler_pb2.PoolStatus) -> None:
+    """Workers of all partitions together should be as many as each leader is told."""
+    for pool in whole.pools:
+        if pool.role == added.role:
+            pool.ready += added.ready
+            pool.expected = max(pool.expected, added.expected)
+            return
+    whole.pools.append(added)
 
 
 def totals_of(status: scheduler_pb2.SchedulerStatus) -> scheduler_pb2.WorkerTotals:

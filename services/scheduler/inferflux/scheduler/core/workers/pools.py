@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from inferflux.common.contract.known_workers import MAX_WORKERS
 from inferflux.v1 import scheduler_pb2
 
 UNIFIED = scheduler_pb2.WORKER_ROLE_UNIFIED
@@ -41,11 +42,16 @@ class Pool:
     expected: int = 0
 
     @property
+    def reason(self) -> str:
+        """`decode pool not ready`."""
+        return f"{name_of(self.role)} pool not ready"
+
+    @property
     def not_ready(self) -> str:
         """Why it is not as it should be; empty if it is."""
         if self.ready >= self.expected:
             return ""
-        return f"{name_of(self.role)} pool not ready: {self.ready} of {self.expected} workers"
+        return f"{self.reason}: {self.ready} of {self.expected} workers"
 
 
 def pools(
@@ -61,10 +67,36 @@ def pools(
     return Pool(PREFILL, ready.count(PREFILL), prefill), Pool(DECODE, ready.count(DECODE), decode)
 
 
-def why_not_ready(
-    statuses: Iterable[scheduler_pb2.WorkerStatus], *, prefill: int = 0, decode: int = 0
-) -> str:
-    """Why a pool is smaller than it should be, by name; empty if none is. Takes what `pools` takes."""
-    return "; ".join(
-        pool.not_ready for pool in pools(statuses, prefill=prefill, decode=decode) if pool.not_ready
-    )
+class PoolWatch:
+    """Ready workers with a role, of all models: those that any leader knows.
+
+    Args:
+        prefill, decode: ready workers of that role that there should be; 0: any number.
+        dead_s: from the last heartbeat of a worker until it counts no more.
+    """
+
+    def __init__(self, *, prefill: int, decode: int, dead_s: float) -> None:
+        self._expected = {role: size for role, size in ((PREFILL, prefill), (DECODE, decode)) if size}
+        self._dead_s = dead_s
+        # By worker id: its incarnation, role, and when its last heartbeat came.
+        self._ready: dict[str, tuple[str, Role, float]] = {}
+
+    def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
+        """Take in the heartbeat of a worker, at `now` in seconds of the caller's clock."""
+        role = role_of(status)
+        if role not in self._expected or status.state != scheduler_pb2.WORKER_STATE_READY:
+            self._ready.pop(status.worker_id, None)
+        elif status.worker_id in self._ready or len(self._ready) < MAX_WORKERS:
+            self._ready[status.worker_id] = status.incarnation, role, now
+
+    def on_left(self, worker_id: str, incarnation: str) -> None:
+        """A worker is gone, if it is still this one."""
+        if worker_id in self._ready and self._ready[worker_id][0] == incarnation:
+            del self._ready[worker_id]
+
+    def small(self, now: float) -> list[Pool]:
+        """The pools that are smaller than they should be."""
+        self._ready = {id_: one for id_, one in self._ready.items() if now - one[2] < self._dead_s}
+        ready = [role for _, role, _ in self._ready.values()]
+        all_ = (Pool(role, ready.count(role), size) for role, size in self._expected.items())
+        return [pool for pool in all_ if pool.not_ready]
