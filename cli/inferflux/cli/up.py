@@ -101,6 +101,7 @@ def welcome(stack: Stack, program: str) -> list[str]:
         "HTTP": f"{', '.join(stack.http_urls)}  (OpenAI's, Anthropic's, Ollama's API; a page to try it)",
         "API key": stack.api_key,
         "model": stack.model_name,
+        **({"workers": stack.role_words} if stack.role_words else {}),
         "tokens": f"{stack.tokens_url}  (NATS)",
         **({"TLS": f"{_short(Path(stack.tls.ca))}  ({_TLS})"} if stack.tls.is_on else {}),
         "logs": _short(stack.state_dir.path / "logs"),

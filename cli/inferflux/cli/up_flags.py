@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Groups of the flags in the help.
 _PORTS, _PROCESSES, _ENGINE = "Ports", "Processes", "Each worker's engine"
+# Workers that can share a folder of KV state.
+MOST_WORKERS = 64
 _GONE = ("--nats", "--redis", "--sentinel")
 
 
@@ -89,9 +91,32 @@ class UpFlags:
         ),
     ] = 1
     workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_WORKERS,
+            help="Workers, each with the whole model. By default 1; none beside --prefill and --decode.",
+            rich_help_panel=_PROCESSES,
+        ),
+    ] = None
+    prefill: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Workers, each with the whole model.", rich_help_panel=_PROCESSES),
-    ] = 1
+        typer.Option(
+            min=0,
+            max=MOST_WORKERS,
+            help="Workers for prompts; 1 where only --decode is given.",
+            rich_help_panel=_PROCESSES,
+        ),
+    ] = 0
+    decode: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_WORKERS,
+            help="Workers for answers; 1 where only --prefill is given.",
+            rich_help_panel=_PROCESSES,
+        ),
+    ] = 0
     schedulers: Annotated[
         int,
         typer.Option(
@@ -183,6 +208,7 @@ class UpFlags:
 
         if self.tls and self.policies > 1:
             raise typer.BadParameter("1 with --tls: gateways check its name", param_hint="--policies")
+        workers, prefill, decode = self._counts()
         null_workers, state_dir = null_workers_of(os.environ), state_path(self.state_dir)
         chosen = chosen_model(self.model, state_dir, needs_answers=not null_workers)
         files = {"INFERFLUX_CONFIG": self.config, MMPROJ: chosen.mmproj, CHAT_TEMPLATE: self.chat_template}
@@ -198,7 +224,9 @@ class UpFlags:
             policy_port=self.policy_port * has_ports,
             nats_port=self.nats_port * has_ports,
             redis_port=self.redis_port * has_ports,
-            workers=self.workers,
+            workers=workers,
+            prefill=prefill,
+            decode=decode,
             null_workers=null_workers,
             schedulers=self.schedulers,
             partitions=self.partitions,
@@ -209,7 +237,22 @@ class UpFlags:
             kv_cells=self.kv_cells,
             env={name: str(path.expanduser().absolute()) for name, path in files.items() if path},
             drain_limit_s=self.drain_limit,
-            has_disk_tier=DISK_PATH not in os.environ,
+            # With a folder on a disk state would go from worker to worker through that.
+            has_disk_tier=DISK_PATH not in os.environ and not prefill,
             has_store=MODELS_STORE not in os.environ,
             has_tls=self.tls,
         )
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Workers for whole requests, for prompts and for answers: a role has no use without the other.
+
+        Raises:
+            typer.BadParameter: they are too many.
+        """
+        has_roles = bool(self.prefill or self.decode)
+        workers = self.workers if self.workers is not None else int(not has_roles)
+        prefill, decode = (max(count, int(has_roles)) for count in (self.prefill, self.decode))
+        if workers + prefill + decode > MOST_WORKERS:
+            message = f"{workers + prefill + decode} workers in all: {MOST_WORKERS} at most on a machine"
+            raise typer.BadParameter(message, param_hint="--workers, --prefill, --decode")
+        return workers, prefill, decode

@@ -93,6 +93,38 @@ def test_a_flag_that_started_a_cluster_is_refused_with_where_clusters_are_starte
     assert "is gone: compose starts clusters (docker-compose.fleet.yml" in result.output
 
 
+@pytest.mark.parametrize(
+    ("flags", "counts"),
+    [
+        ((None, 0, 0), (1, 0, 0)),
+        ((2, 0, 0), (2, 0, 0)),
+        ((None, 1, 2), (0, 1, 2)),
+        ((None, 2, 0), (0, 2, 1)),
+        ((None, 0, 3), (0, 1, 3)),
+        ((1, 1, 1), (1, 1, 1)),
+    ],
+)
+def test_a_role_comes_with_the_other_and_in_the_place_of_whole_workers(
+    flags: tuple[int | None, int, int],
+    counts: tuple[int, int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("INFERFLUX_WORKER_DISK_PATH", raising=False)
+    workers, prefill, decode = flags
+    options = UpFlags(
+        model="demo", state_dir=tmp_path, workers=workers, prefill=prefill, decode=decode
+    ).options()
+    assert (options.workers, options.prefill, options.decode) == counts
+    assert options.has_disk_tier == (counts[1] == 0)
+
+
+def test_more_workers_than_a_machine_takes_are_refused_by_the_flags(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="70 workers in all: 64 at most") as caught:
+        UpFlags(model="demo", state_dir=tmp_path, workers=10, prefill=20, decode=40).options()
+    assert "--prefill" in str(caught.value.param_hint)
+
+
 def test_a_stack_has_servers_of_its_own_whatever_the_environment_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,8 +11,8 @@ import typer
 
 from inferflux.cli.reach.state_dir import StateDir
 from inferflux.cli.stack.access import Access, grant
-from inferflux.cli.stack.options import THREADS, ZONE, StackOptions
-from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan, worker_names
+from inferflux.cli.stack.options import POOL_SIZES, ROLE, THREADS, ZONE, StackOptions
+from inferflux.cli.stack.plan import END_ORDER, ProcessSpec, joining, plan
 from inferflux.cli.stack.ports import Ports
 from inferflux.cli.up import null_workers_of, zones_of
 
@@ -33,7 +33,7 @@ def made(
         state_dir=tmp_path,
         api_key="ifx_key",
         service_key="between-services",
-        access=access or grant(StateDir(tmp_path), worker_names(options.workers)),
+        access=access or grant(StateDir(tmp_path), options.worker_roles),
         cores=cores,
     )
 
@@ -75,6 +75,31 @@ def test_gateways_and_workers_are_dealt_out_to_zones_in_turn(tmp_path: Path) -> 
         for kind in ("gateway", "worker")
         for index in range(3)
     }
+
+
+def test_workers_have_the_roles_that_are_asked_for_and_schedulers_expect_them(tmp_path: Path) -> None:
+    specs = by_name(made(tmp_path, StackOptions(workers=0, prefill=1, decode=2)))
+    roles = {name: spec.env[ROLE] for name, spec in specs.items() if spec.kind == "worker"}
+    assert roles == {"worker-prefill-0": "prefill", "worker-decode-0": "decode", "worker-decode-1": "decode"}
+    assert [specs[name].env["INFERFLUX_WORKER_ID"] for name in roles] == list(roles)
+    assert len({specs[name].env["INFERFLUX_NATS_URL"] for name in roles}) == 3
+    sizes = [specs["scheduler"].env[name] for name in POOL_SIZES.values()]
+    assert sizes == ["1", "2"]
+
+
+def test_workers_without_a_role_beside_others_serve_whole_requests(tmp_path: Path) -> None:
+    options = StackOptions(workers=1, prefill=1, decode=1, null_workers=3)
+    specs = by_name(made(tmp_path, options))
+    assert specs["worker-0"].env[ROLE] == "unified"
+    assert [specs["scheduler"].env[name] for name in POOL_SIZES.values()] == ["3", "3"]
+    assert options.n_workers == 9
+    assert options.role_words == "1 unified, 1 prefill, 1 decode"
+    assert not StackOptions(workers=2).role_words
+
+
+def test_a_stack_without_roles_leaves_them_to_the_environment(tmp_path: Path) -> None:
+    said = {ROLE, *POOL_SIZES.values()}
+    assert not [spec for spec in by_name(made(tmp_path, StackOptions())).values() if said & set(spec.env)]
 
 
 def test_a_stack_without_zones_leaves_them_to_the_environment(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ THREADS = "INFERFLUX_WORKER_THREADS"
 ZONE = "INFERFLUX_ZONE"
 ENGINE = "INFERFLUX_WORKER_ENGINE"
 NULL_WORKERS = "INFERFLUX_WORKER_NULL_WORKERS"
+ROLE = "INFERFLUX_ROLE"
+# Ready workers of a role that schedulers expect.
+POOL_SIZES = {"prefill": "INFERFLUX_PREFILL_POOL_SIZE", "decode": "INFERFLUX_DECODE_POOL_SIZE"}
 DEMO_MODEL = Path("models") / "inferflux-demo.gguf"
 
 
@@ -29,6 +32,9 @@ class StackOptions:
     Attributes:
         model: the GGUF file to serve; None is the demo model.
         http_port: None is 8080, or any free port where that is taken.
+        workers: those that compute whole requests; those of other roles come beside them.
+        prefill: workers that are meant for prompts.
+        decode: workers that are meant for answers.
         null_workers: workers without a model in each worker process; 0: it has a model and an engine.
         schedulers: one of them leads each partition.
         partitions: of the models.
@@ -67,6 +73,8 @@ class StackOptions:
     policies: int = 1
     zones: Sequence[str] = ()
     workers: int = 1
+    prefill: int = 0
+    decode: int = 0
     null_workers: int = 0
     schedulers: int = 1
     partitions: int = 1
@@ -86,6 +94,28 @@ class StackOptions:
     has_store: bool = False
     nats_sync_interval: str = NATS_SYNC_INTERVAL
     has_tls: bool = False
+
+    @property
+    def role_words(self) -> str:
+        """How many workers have which role, in words; "" without roles."""
+        counts = ((self.workers, "unified"), (self.prefill, "prefill"), (self.decode, "decode"))
+        has_roles = self.prefill or self.decode
+        return ", ".join(f"{count} {role}" for count, role in counts if count) if has_roles else ""
+
+    @property
+    def n_workers(self) -> int:
+        """Workers in all its processes."""
+        return len(self.worker_roles) * max(self.null_workers, 1)
+
+    @property
+    def worker_roles(self) -> dict[str, str]:
+        """Name of each worker process, and its role; "" where the environment says it."""
+        pools = {"prefill": self.prefill, "decode": self.decode}
+        has_roles = any(pools.values())
+        roles = {f"worker-{index}": "unified" if has_roles else "" for index in range(self.workers)}
+        return roles | {
+            f"worker-{role}-{index}": role for role, count in pools.items() for index in range(count)
+        }
 
 
 def check_variables(env: Mapping[str, str]) -> None:

@@ -11,7 +11,17 @@ from inferflux.common.contract import partitions
 from inferflux.common.servers import redis_users
 
 from .access import Access
-from .options import DISK_PATH, ENGINE, MODELS_STORE, NULL_WORKERS, THREADS, ZONE, StackOptions
+from .options import (
+    DISK_PATH,
+    ENGINE,
+    MODELS_STORE,
+    NULL_WORKERS,
+    POOL_SIZES,
+    ROLE,
+    THREADS,
+    ZONE,
+    StackOptions,
+)
 from .ports import Ports
 from .servers import LOOPBACK, free_port, nats_command, valkey_command
 
@@ -133,12 +143,16 @@ def plan(
             name,
             _nats_user(options, name),
         )
-        for index, name in enumerate(worker_names(options.workers))
+        for index, name in enumerate(options.worker_roles)
     ]
     schedulers = [
         service(
             "scheduler",
-            {"INFERFLUX_SCHEDULER_ID": name, partitions.VARIABLE: str(options.partitions)},
+            {
+                "INFERFLUX_SCHEDULER_ID": name,
+                partitions.VARIABLE: str(options.partitions),
+                **_pool_sizes(options),
+            },
             name,
         )
         for name in scheduler_names(options.schedulers)
@@ -220,11 +234,6 @@ def gateway_names(count: int) -> list[str]:
     return ["gateway"] if count == 1 else [f"gateway-{index}" for index in range(count)]
 
 
-def worker_names(count: int) -> list[str]:
-    """Names of the worker processes."""
-    return [f"worker-{index}" for index in range(count)]
-
-
 def _nats_user(options: StackOptions, name: str) -> str:
     """The user as which a worker process connects. One that has many workers is the user of all of them."""
     return "worker" if options.null_workers > 1 else name
@@ -241,8 +250,16 @@ def _worker_env(options: StackOptions, model: Path, state_dir: Path, name: str, 
         MODELS_STORE: state_dir / "models" if options.has_store else "",
         ENGINE: "null" if options.null_workers else "",
         NULL_WORKERS: options.null_workers,
+        ROLE: options.worker_roles[name],
     }
     return env | {variable: str(value) for variable, value in wanted.items() if value}
+
+
+def _pool_sizes(options: StackOptions) -> dict[str, str]:
+    """Environment variables with how many workers of each role there should be; none without roles."""
+    each = max(1, options.null_workers)
+    counts = {"prefill": options.prefill, "decode": options.decode}
+    return {POOL_SIZES[role]: str(count * each) for role, count in counts.items() if count}
 
 
 def _zone(options: StackOptions, index: int) -> dict[str, str]:
@@ -256,10 +273,11 @@ def _share_of_cores(options: StackOptions, name: str, cores: int) -> int:
     An engine's threads wait for each other many times in a step: those that share cores with another engine's
     hold each other up.
     """
-    is_alone = options.workers == 1 or name in options.cpus
+    workers = len(options.worker_roles)
+    is_alone = workers == 1 or name in options.cpus
     if is_alone or not options.divides_cores:
         return 0
-    return max(1, len(options.cpus.get("worker", range(cores))) // options.workers)
+    return max(1, len(options.cpus.get("worker", range(cores))) // workers)
 
 
 def _of(cpus: Mapping[str, frozenset[int]], name: str, kind: str) -> frozenset[int] | None:

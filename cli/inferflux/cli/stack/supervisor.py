@@ -28,7 +28,7 @@ from .backoff import Backoff
 from .events import EventKind, Observer, StackEvent, ignore
 from .follow import LogTail
 from .options import StackOptions, check_variables, find_model
-from .plan import END_ORDER, joining, plan, worker_names
+from .plan import END_ORDER, joining, plan
 from .ports import Ports, choose
 from .process import ManagedProcess
 from .servers import LOOPBACK
@@ -50,7 +50,8 @@ class Stack:
 
     Attributes:
         processes: by name: nats and valkey, where they are the stack's own, policy (or policy-0, ...),
-            scheduler (or scheduler-0, ...), worker-0, ..., gateway (or gateway-0, ...).
+            scheduler (or scheduler-0, ...), worker-0, ...,
+            worker-prefill-0, ..., worker-decode-0, ..., gateway (or gateway-0, ...).
 
     Raises on entering:
         CommandError: a variable is gone, another stack runs in this state directory, a port is taken,
@@ -114,6 +115,11 @@ class Stack:
     def tls(self) -> Tls:
         """TLS settings for its gateways."""
         return self._granted.client_tls
+
+    @property
+    def role_words(self) -> str:
+        """How many workers have which role, in words; "" without roles."""
+        return self._options.role_words
 
     @property
     def metrics(self) -> dict[str, str]:
@@ -198,7 +204,7 @@ class Stack:
         folder = self.state_dir.certificates if self._options.has_tls else None
         if folder is not None:
             await asyncio.to_thread(_make_certificates, folder)
-        access = grant(self.state_dir, worker_names(self._options.workers), certificates=folder)
+        access = grant(self.state_dir, self._options.worker_roles, certificates=folder)
         other_nats, other_redis = self._options.nats_url, self._options.redis_url
         self._access = replace(access, other_nats=other_nats, other_redis=other_redis)
         service_key = self.state_dir.service_key()
@@ -271,7 +277,7 @@ class Stack:
                 await self._check_alive(self.processes.values())
                 try:
                     for model in await client.models():
-                        if model.workers >= self._options.workers * max(self._options.null_workers, 1):
+                        if model.workers >= self._options.n_workers:
                             self.model_name = model.card.name
                             detail = f"{model.card.name}, {model.card.context_length:,} tokens of context"
                             self._observe(StackEvent(EventKind.READY, "model", detail))
