@@ -287,6 +287,46 @@ def test_status_shows_what_hosts_have_loaded_and_how_much_memory_that_takes() ->
         assert part in text, text
 
 
+def workers_shown(*views: scheduler_pb2.WorkerView) -> str:
+    scheduler = scheduler_pb2.SchedulerStatus(workers=views)
+    return shown(status_view(cluster_pb2.GetStatusResponse(scheduler=scheduler)))
+
+
+def test_roles_have_a_column_as_soon_as_a_worker_has_one() -> None:
+    whole, prompts, answers = worker_view(1), worker_view(0), worker_view(2)
+    whole.status.role = scheduler_pb2.WORKER_ROLE_UNIFIED
+    prompts.status.worker_id, prompts.status.role = "worker-prefill-0", scheduler_pb2.WORKER_ROLE_PREFILL
+    answers.status.worker_id, answers.status.role = "worker-decode-0", scheduler_pb2.WORKER_ROLE_DECODE
+    old = worker_view(0)
+    assert "role" not in workers_shown(whole, old)
+    lines = [line.split() for line in workers_shown(whole, prompts, answers, old).splitlines()]
+    roles = {words[0]: words[2] for words in lines if words and words[0].startswith("worker-")}
+    assert roles == {"worker-0": "unified", "worker-prefill-0": "prefill", "worker-decode-0": "decode"}
+
+
+def test_pools_say_how_many_of_their_workers_are_ready() -> None:
+    pools = [
+        scheduler_pb2.PoolStatus(role=scheduler_pb2.WORKER_ROLE_PREFILL, ready=1),
+        scheduler_pb2.PoolStatus(role=scheduler_pb2.WORKER_ROLE_DECODE, ready=1, expected=2),
+    ]
+    scheduler = scheduler_pb2.SchedulerStatus(pools=pools, moving=3)
+    text = shown(status_view(cluster_pb2.GetStatusResponse(scheduler=scheduler)))
+    assert "pools: prefill 1 ready · decode 1 of 2 ready" in text
+    assert "0 queued · 3 moving" in text
+
+
+def test_transfers_have_a_line_as_soon_as_there_are_any() -> None:
+    view = worker_view(0)
+    view.status.kv_transfers.SetInParent()
+    assert "transfer" not in workers_shown(view)
+    view.status.kv_transfers.under_way = 2
+    assert "worker-0: 0 transfers of KV state from others, 0 B in all · 2 under way" in workers_shown(view)
+    transfers = scheduler_pb2.KvTransfers(done=1, failed=1, bytes=3 << 30, bytes_per_s=1.5e9)
+    view.status.kv_transfers.CopyFrom(transfers)
+    said = "1 transfer of KV state from others, 3 GiB in all · at 1.4 GiB/s · 1 failed"
+    assert said in workers_shown(view)
+
+
 def test_workers_and_hosts_are_in_the_order_of_their_numbers() -> None:
     names = ["gpu", "worker-1", "worker-10", "worker-2"]
     workers = [scheduler_pb2.WorkerView(status=scheduler_pb2.WorkerStatus(worker_id=name)) for name in names]

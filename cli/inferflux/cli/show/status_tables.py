@@ -20,6 +20,10 @@ _STATES = {
     scheduler_pb2.WORKER_STATE_READY: "[green]ready[/]",
     scheduler_pb2.WORKER_STATE_DRAINING: "[yellow]draining[/]",
 }
+_ROLES = {
+    scheduler_pb2.WORKER_ROLE_PREFILL: "prefill",
+    scheduler_pb2.WORKER_ROLE_DECODE: "decode",
+}
 
 
 def fairness_view(fairness: scheduler_pb2.Fairness) -> Table:
@@ -112,16 +116,19 @@ def _scheduler_lines(scheduler: scheduler_pb2.SchedulerStatus, *, is_whole: bool
     Args:
         is_whole: one scheduler leads all models.
     """
+    moving = f" · [bold]{scheduler.moving}[/] moving" if scheduler.moving else ""
     parked = f" · [bold]{scheduler.parked}[/] parked" if scheduler.parked else ""
     oldest = f", the oldest for {scheduler.oldest_wait_ms / 1000:.1f} s" if scheduler.queued else ""
-    queue = f"[bold]{scheduler.running}[/] running · [bold]{scheduler.queued}[/] queued{parked}{oldest}"
+    queue = (
+        f"[bold]{scheduler.running}[/] running · [bold]{scheduler.queued}[/] queued{parked}{moving}{oldest}"
+    )
     rules = [
         f"led by {escape(scheduler.leader)}, term {scheduler.term}" if is_whole and scheduler.leader else "",
         f"policy {escape(scheduler.policy)}" if scheduler.policy else "",
         _fairness_words(scheduler.fairness) if scheduler.HasField("fairness") else "",
     ]
     said = " · ".join(rule for rule in rules if rule)
-    lines = [queue, *_totals_lines(scheduler.worker_totals)]
+    lines = [queue, *_totals_lines(scheduler.worker_totals), *_pool_lines(scheduler.pools)]
     return [*lines, f"[dim]{said}[/]"] if said else lines
 
 
@@ -134,6 +141,18 @@ def _totals_lines(totals: scheduler_pb2.WorkerTotals) -> list[str]:
     return [f"[bold]{totals.workers:,}[/] workers: {said} · {totals.slots:,} slots"]
 
 
+def _pool_lines(pools: Sequence[scheduler_pb2.PoolStatus]) -> list[str]:
+    """Ready workers of each role; no line without workers that have one, or should have."""
+    if not pools:
+        return []
+    counts = []
+    for pool in pools:
+        count = f"{pool.ready:,} of {pool.expected:,}" if pool.expected else f"{pool.ready:,}"
+        colour = "yellow" if pool.ready < pool.expected else "green"
+        counts.append(f"{_ROLES.get(pool.role, 'unified')} [{colour}]{count} ready[/]")
+    return [f"pools: {' · '.join(counts)}"]
+
+
 def _fairness_words(fairness: scheduler_pb2.Fairness) -> str:
     threshold, tokens = fairness.high_priority_threshold, fairness.max_timeslice_tokens
     preemption = f"preemption from priority {threshold}" if fairness.enable_preemption else "no preemption"
@@ -143,9 +162,9 @@ def _fairness_words(fairness: scheduler_pb2.Fairness) -> str:
 def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
     if not workers:
         return "[yellow]no worker has announced itself[/]"
-    table = make_table(
-        "worker", "", "models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process", last=0
-    )
+    has_roles = any(view.status.role in _ROLES for view in workers)
+    headings = ("models", "slots", ">parked", ">KV used", ">decode", ">last seen", "process")
+    table = make_table("worker", "", *(["role"] if has_roles else []), *headings, last=0)
     has_zones = any(view.status.zone for view in workers)
     for view in sorted(workers, key=lambda view: _numbered(view.status.worker_id)):
         status = view.status
@@ -153,6 +172,7 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
         table.add_row(
             escape(status.worker_id),
             _STATES.get(status.state, "unknown"),
+            *([_ROLES.get(status.role, "unified")] if has_roles else []),
             escape(", ".join(card.name for card in status.models)),
             _slots(view),
             _parked(view),
@@ -161,7 +181,8 @@ def _workers(workers: Sequence[scheduler_pb2.WorkerView]) -> RenderableType:
             f"{view.heartbeat_age_ms / 1000:.1f} s",
             f"[dim]{zone}{escape(status.host)}:{status.pid}[/]",
         )
-    lines = [line for view in workers for line in (*_speed_lines(view), *_device_lines(view.status))]
+    said = ((*_speed_lines(view), *_transfer_lines(view), *_device_lines(view.status)) for view in workers)
+    lines = [line for of_one in said for line in of_one]
     return Group(table, *lines) if lines else table
 
 
@@ -171,6 +192,22 @@ def _speed_lines(view: scheduler_pb2.WorkerView) -> list[str]:
         return []
     name, slowness = escape(view.status.worker_id), view.slowness
     return [f"[dim]{name}: counts as {slowness:g} times slower than the fastest of its model[/]"]
+
+
+def _transfer_lines(view: scheduler_pb2.WorkerView) -> list[str]:
+    """KV state that a worker has fetched from others; no line if there was none."""
+    transfers = view.status.kv_transfers
+    done, failed, under_way = transfers.done, transfers.failed, transfers.under_way
+    if not (done or failed or under_way):
+        return []
+    counts = [
+        f"{done:,} transfer{'' if done == 1 else 's'} of KV state from others, "
+        f"{bytes_words(transfers.bytes)} in all",
+        f"at {bytes_words(round(transfers.bytes_per_s))}/s" if transfers.bytes_per_s else "",
+        f"[bold]{under_way:,}[/] under way" if under_way else "",
+        f"[red]{failed:,} failed[/]" if failed else "",
+    ]
+    return [f"[dim]{escape(view.status.worker_id)}: {' · '.join(filter(None, counts))}[/]"]
 
 
 def _device_lines(status: scheduler_pb2.WorkerStatus) -> list[str]:
