@@ -19,6 +19,7 @@ import pytest
 from harness.decisions import call, reservation
 from harness.deploy import ROOT, Stage, is_in_build_context, read_compose, read_dockerfile
 
+from inferflux.cli.stack.options import StackOptions
 from inferflux.cli.stack.servers import (
     NATS_MAX_FILE_STORE,
     NATS_MAX_PAYLOAD,
@@ -32,15 +33,19 @@ from inferflux.common.process.settings import load
 from inferflux.common.servers.access_files import write_access
 from inferflux.policy.decide.decisions.cedar_files import CedarFiles
 from inferflux.policy.settings import PolicySettings
+from inferflux.scheduler.settings import SchedulerSettings
 from inferflux.worker.settings import WorkerSettings
 from tools.reference.settings import SETTINGS, variables
 
 COMPOSE = read_compose({})
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ROLES = {"worker-prefill-0": "prefill", "worker-decode-0": "decode", "worker-decode-1": "decode"}
 # Those with a user of NATS each.
-OWN_WORKERS = {f"worker-{i}" for i in range(1, 5)}
+OWN_WORKERS = {f"worker-{i}" for i in range(1, 5)} | set(ROLES)
 WORKERS = {"worker", "worker-gpu"} | OWN_WORKERS
 OURS = {"gateway", "policy", "scheduler"} | WORKERS
+POOL_SIZES = {"INFERFLUX_PREFILL_POOL_SIZE": "1", "INFERFLUX_DECODE_POOL_SIZE": "2"}
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of a container
 # Ends when it has made the users of the servers.
 ONE_SHOT = "access"
 LASTING = sorted(set(SERVICES) - {ONE_SHOT})
@@ -208,6 +213,29 @@ def test_a_worker_with_a_user_of_its_own_takes_its_own_batches_alone(tmp_path: P
         assert (tmp_path / name / "nats.url").read_text() not in shared
 
 
+def test_workers_of_a_role_share_memory_and_are_named_as_inferctl_up_names_them() -> None:
+    planned = StackOptions(workers=0, prefill=1, decode=2).worker_roles
+    assert planned == ROLES == {name: ours(name).environment["INFERFLUX_ROLE"] for name in ROLES}
+    for name in ROLES:
+        assert SERVICES[name]["profiles"] == ["disaggregated"]
+        assert f"kv-shared:{SHARED_MEMORY}" in SERVICES[name]["volumes"]
+        assert ours(name).environment["INFERFLUX_WORKER_DISK_PATH"] == ""
+    others = {name for name in OURS - set(ROLES) if "kv-shared:" in str(SERVICES[name].get("volumes"))}
+    assert not others
+    options = COMPOSE["volumes"]["kv-shared"]["driver_opts"]
+    assert (options["type"], options["o"].split(",")[0]) == ("tmpfs", "size=2g")
+    shm_bytes = WorkerSettings.model_fields["shm_bytes"].default
+    assert shm_bytes <= 2 << 30, "the exchange would not fit"
+
+
+def test_schedulers_expect_the_pools_that_the_operator_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in read_compose(POOL_SIZES)["services"]["scheduler"]["environment"].items():
+        if not variable.endswith("_FILE"):
+            monkeypatch.setenv(variable, value)
+    settings = load(SchedulerSettings)
+    assert (settings.prefill_pool_size, settings.decode_pool_size) == (1, 2)
+
+
 def test_the_gateway_stops_before_the_workers_and_starts_without_them() -> None:
     """Services stop in the reverse order of what they depend on."""
     needed = SERVICES["gateway"]["depends_on"]
@@ -278,7 +306,7 @@ def test_named_volumes_are_declared_and_mounted_files_exist() -> None:
                 assert (ROOT / source).exists()
             else:
                 assert source in COMPOSE["volumes"]
-            own = {"/models", "/kv", "/cedar"} if name in OURS else {"/data"}
+            own = {"/models", "/kv", "/cedar", SHARED_MEMORY} if name in OURS else {"/data"}
             assert target in own | {"/access"} or (name == ONE_SHOT and target.startswith("/access/"))
 
 
@@ -338,7 +366,8 @@ def test_there_is_no_draft_model_unless_the_operator_names_one(monkeypatch: pyte
 
 def test_the_gpu_worker_is_off_by_default_and_reserves_a_gpu() -> None:
     with_profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
-    assert with_profiles == {"worker-gpu": ["gpu"]} | {name: ["own-workers"] for name in OWN_WORKERS}
+    own = {name: ["disaggregated" if name in ROLES else "own-workers"] for name in OWN_WORKERS}
+    assert with_profiles == {"worker-gpu": ["gpu"]} | own
     (device,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
     assert "gpu" in device["capabilities"]
@@ -364,8 +393,12 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_GATEWAY_HTTP_PORT": "8081",
         "INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES": "2000",
         "INFERFLUX_AUDIT_KEY": "an-audit-key-of-compose",
+        "INFERFLUX_SHARED_MEMORY": "8g",
+        **POOL_SIZES,
     }
-    services = read_compose(chosen)["services"]
+    composed = read_compose(chosen)
+    services = composed["services"]
+    assert composed["volumes"]["kv-shared"]["driver_opts"]["o"].startswith("size=8g,")
     assert services["gateway"]["ports"] == ["127.0.0.1:50061:50051", "127.0.0.1:8081:8080"]
     assert services["gateway"]["environment"]["INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES"] == "2000"
     assert services["policy"]["environment"]["INFERFLUX_POLICY_BOOTSTRAP_KEY"] == "ifx_" + "k" * 43
