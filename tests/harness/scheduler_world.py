@@ -70,6 +70,12 @@ class SimWorker(ContractWorker):
         self.pool = self.zone = ""
         self.digest = ""
         self.role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNSPECIFIED
+        # Whether other workers can fetch KV state from it.
+        self.is_source = False
+        # Tokens a second that it says it computes of prompts.
+        self.prefill_rate = 0.0
+        # What it was told to fetch, by request.
+        self.taking: dict[RequestKey, worker_pb2.TakeState] = {}
         # Steps until its engine has started again.
         self.starting = 0
         self._heartbeats = Repeats(lambda data, _: scheduler_pb2.WorkerStatus.FromString(data))
@@ -109,6 +115,12 @@ class SimWorker(ContractWorker):
         status = self.status()
         status.pool, status.zone, status.role = self.pool, self.zone, self.role
         status.models[0].digest = self.digest
+        status.prefill_tokens_per_s = self.prefill_rate
+        if self.is_source:
+            source = status.kv_source
+            source.worker_id, source.incarnation = self.worker_id, self.incarnation
+            source.exchange, source.ticket = "shm", f"ticket of {self.worker_id}"
+            status.exchange, status.kv_bytes = "shm", 1000 * status.kv_cells
         if is_early:
             for resident in status.residents:
                 if not resident.computed_tokens:
@@ -117,6 +129,21 @@ class SimWorker(ContractWorker):
         # As it comes over the bus: one that says what the last one said is the same object.
         received = self._heartbeats.parse(status.SerializeToString(), self.worker_id)
         self.world.tell(lambda: self.world.core.on_heartbeat(received, self.world.now))
+
+    def on_command(self, command: worker_pb2.WorkerCommand) -> None:
+        super().on_command(command)
+        if command.HasField("take_state") and command.term == self.term:
+            told = command.take_state
+            self.taking[RequestKey(told.tenant, told.request_id)] = told
+
+    def taken(self, key: RequestKey, tokens: int = 0, error: str = "") -> None:
+        """Say that what it was told to fetch is here, or will not come."""
+        event = self.event()
+        told = event.state_taken
+        told.tenant, told.request_id = key
+        told.epoch = self.taking.pop(key).origin.epoch
+        told.tokens, told.error = tokens, error
+        self.tell(event)
 
     def die(self) -> None:
         """Its process is gone, as its witness reports."""
@@ -200,6 +227,8 @@ class World:
         self.probed: list[str] = []
         self.commands: list[tuple[str, worker_pb2.WorkerCommand]] = []
         self.holds = 0
+        # Why requests were to move, and what became of that.
+        self.moved: set[tuple[str, str]] = set()
         # What the prefix index says of a request that is read; None: it is not asked.
         self.cached_now: Callable[[scheduler_pb2.InferenceRequest], dict[str, int]] | None = None
         # Whether a running request kills its engine in this step, given how many run.
@@ -223,12 +252,15 @@ class World:
         model: str = MODEL,
         digest: str = "",
         role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNSPECIFIED,
+        is_source: bool = False,
+        prefill_rate: float = 0.0,
     ) -> SimWorker:
         """Start a worker, or start it anew."""
         self._incarnations += 1
         size = Size(slots, 2 * slots, kv_cells, CONTEXT, swap_cells=1_000_000)
         worker = SimWorker(self, worker_id, self._incarnations, size, model)
         worker.digest, worker.role = digest, role
+        worker.is_source, worker.prefill_rate = is_source, prefill_rate
         self.workers[worker_id] = worker
         worker.beat()
         return worker
@@ -360,6 +392,8 @@ class World:
                 self.jobs.pop(action.handle, None)
             case actions.Hold():
                 self.holds += 1
+            case actions.MoveEnded():
+                self.moved.add((action.move.why.value, action.move.outcome))
 
     def publish(self, key: RequestKey, chunk: tokens_pb2.TokenChunk) -> None:
         copy = tokens_pb2.TokenChunk()
@@ -431,9 +465,14 @@ class World:
             assert len(slots) == len(set(slots)), "two requests in one slot"
             assert all(slot in range(worker.slots) for slot in slots)
             assert worker.assigned_cells == sum(a.cells for a in running)
-            assert worker.free_slots <= max(0, worker.slots - worker.n_running)
+            kept = len(worker.awaited)
+            assert worker.free_slots <= max(0, worker.slots - worker.n_running - kept)
             if not worker.unowned:
-                assert worker.free_slots == max(0, worker.slots - worker.n_running)
+                assert worker.free_slots == max(0, worker.slots - worker.n_running - kept)
+            for key in worker.awaited:
+                move = core.jobs[key].move
+                assert move is not None
+                assert (move.to_id, move.to_incarnation) == (worker.worker_id, worker.incarnation)
         bound = [j for j in core.jobs.values() if j.worker_id and j.state is not JobState.PARKED]
         held = Counter((j.model, j.key.tenant) for j in bound)
         for model, places in core.queue.running.items():
@@ -445,6 +484,9 @@ class World:
             has_place = job.state in (JobState.DISPATCHING, JobState.RUNNING, JobState.PARKED)
             assert (job.worker_id is not None) == has_place or job.state is JobState.READING
             assert job.worker_id is None or key in core.table.workers[job.worker_id].assignments
+            if job.move is not None:
+                is_there = job.worker_id == (job.move.to_id if job.move.is_following else job.move.from_id)
+                assert is_there or (job.is_queued and job.move.is_following)
             assert job.sequence in self.jobs, "held after it was acknowledged"
         queued = {job.key for queue in core.queue.models.values() for job in queue}
         assert queued == {k for k, j in core.jobs.items() if j.is_queued}
@@ -458,6 +500,7 @@ class World:
             assert not view.assignments
             assert view.free_slots == view.slots
             assert view.assigned_cells == view.unowned_cells == 0
+            assert not view.awaited
         for worker in self.workers.values():
             assert not worker.residents
         for key, chunks in self.clients.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 
@@ -11,9 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.order.queue_policies import PolicyName
 from inferflux.scheduler.core.types.limits import Limits
+from inferflux.scheduler.core.workers import pools, split
 
 PICK = st.integers(min_value=0, max_value=1_000_000)
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
@@ -29,9 +32,13 @@ class Chaos(RuleBasedStateMachine):
         super().__init__()
         self.world = World(Limits(settle_s=0.5, max_retries=3), policy=self.policy, fairness=self.fairness)
         self.world.pass_time(1.0)
-        self.world.add_worker("w1")
-        self.world.add_worker("w2")
+        self.add_worker("w1")
+        self.add_worker("w2")
         self.arrived = 0
+
+    def add_worker(self, worker_id: str) -> None:
+        """The third is too small for some."""
+        self.world.add_worker(worker_id, kv_cells=16 if worker_id == "w3" else 32)
 
     @rule(
         priority=st.integers(0, 3),
@@ -91,8 +98,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(worker_id=WORKERS)
     def start(self, worker_id: str) -> None:
-        """The third is too small for some."""
-        self.world.add_worker(worker_id, kv_cells=16 if worker_id == "w3" else 32)
+        self.add_worker(worker_id)
 
     @rule(worker_id=WORKERS)
     def die_engine(self, worker_id: str) -> None:
@@ -154,7 +160,7 @@ class Chaos(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         world = self.world
-        world.add_worker("w1")
+        self.add_worker("w1")
         world.settle()
         for batch_id in list(world.in_flight):
             world.time_out(batch_id)
@@ -177,6 +183,35 @@ class LossyChaos(Chaos):
         del network[index]
 
 
+class MovingChaos(LossyChaos):
+    """The same with state that workers fetch from each other: prompts are computed apart, requests move."""
+
+    def __init__(self) -> None:
+        self._least, split.LEAST_UNMEASURED = split.LEAST_UNMEASURED, 1
+        super().__init__()
+
+    def add_worker(self, worker_id: str) -> None:
+        role = pools.PREFILL if worker_id == "w3" else pools.DECODE
+        self.world.add_worker(worker_id, slots=3, kv_cells=64, role=role, is_source=True)
+
+    @precondition(lambda self: self.world.core.jobs)
+    @rule(pick=PICK, worker_id=WORKERS)
+    def move(self, pick: int, worker_id: str) -> None:
+        keys, world = list(self.world.core.jobs), self.world
+        with contextlib.suppress(InferFluxError):
+            world.do(world.core.commands.move(keys[pick % len(keys)], worker_id, now=world.now)[0])
+
+    @rule(worker_id=WORKERS, error=st.sampled_from(["", "", "broken"]))
+    def tell_taken(self, worker_id: str, error: str) -> None:
+        worker = self.world.workers.get(worker_id)
+        if worker is not None and worker.taking:
+            worker.taken(next(iter(worker.taking)), error=error)
+
+    def teardown(self) -> None:
+        split.LEAST_UNMEASURED = self._least
+        super().teardown()
+
+
 class FairChaos(LossyChaos):
     policy = "fair"
 
@@ -195,6 +230,8 @@ TestChaos = Chaos.TestCase
 TestChaos.settings = LIMITS
 TestLossyChaos = LossyChaos.TestCase
 TestLossyChaos.settings = LIMITS
+TestMovingChaos = MovingChaos.TestCase
+TestMovingChaos.settings = LIMITS
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -203,18 +240,56 @@ def test_a_long_walk_through_trouble_leaves_nothing_behind(seed: int) -> None:
     rng = random.Random(seed)
     chaos = (Chaos, LossyChaos, FairChaos, SjfChaos)[seed % 4]()
     ordinary = [chaos.deliver_any] * 24 + [chaos.arrive] * 6 + [chaos.beat] * 8 + [chaos.step] * 6
-    trouble = [
-        chaos.wait, chaos.wait, chaos.kill, chaos.start, chaos.start, chaos.die_engine, chaos.leave,
-        chaos.cancel, chaos.time_out, chaos.redeliver, chaos.lose_connection, chaos.restart_scheduler,
-        chaos.forget_tokens, chaos.beat_twice, chaos.deliver_all, chaos.drain, chaos.change_fairness,
-    ]  # fmt: skip
-    if isinstance(chaos, LossyChaos):
-        trouble += [chaos.lose_any] * 4
+    trouble = _trouble(chaos)
     for _ in range(300):
         action = rng.choice(ordinary if rng.random() < 0.85 else trouble)
         _call(action, chaos, rng)
         chaos.world.check()
     chaos.teardown()
+
+
+def _trouble(chaos: Chaos) -> list[Callable[..., None]]:
+    trouble = [
+        chaos.wait, chaos.wait, chaos.kill, chaos.start, chaos.start, chaos.die_engine, chaos.leave,
+        chaos.cancel, chaos.time_out, chaos.redeliver, chaos.lose_connection, chaos.restart_scheduler,
+        chaos.forget_tokens, chaos.beat_twice, chaos.deliver_all, chaos.drain, chaos.change_fairness,
+    ]  # fmt: skip
+    return trouble + [chaos.lose_any] * 4 if isinstance(chaos, LossyChaos) else trouble
+
+
+def _move_about(seed: int) -> set[tuple[str, str]]:
+    """Have requests be split and moved on a network that is mostly in order. Returns what became of that."""
+    rng, chaos = random.Random(seed), MovingChaos()
+    world, trouble = chaos.world, _trouble(chaos)
+    for _ in range(100):
+        if rng.random() < 0.6:
+            _call(chaos.arrive, chaos, rng)
+        for worker in list(world.workers.values()):
+            if rng.random() < 0.7:
+                worker.step()
+                worker.beat()
+            if worker.taking and rng.random() < 0.4:
+                worker.taken(next(iter(worker.taking)), error=rng.choice(["", "", "", "broken"]))
+        if world.core.jobs and rng.random() < 0.3:
+            chaos.move(rng.randrange(len(world.core.jobs)), rng.choice(["w1", "w2", "w3"]))
+        if rng.random() < 0.1:
+            _call(rng.choice(trouble), chaos, rng)
+        if rng.random() < 0.1:
+            chaos.drain(rng.choice(["w1", "w2"]), rng.random() < 0.6, 0.0)
+        while world.network and rng.random() < 0.97:
+            chaos.deliver_any(min(rng.randrange(len(world.network)), rng.randrange(len(world.network))))
+        world.check()
+        world.pass_time(0.3)
+        if len(world.workers) < 3:
+            chaos.add_worker(next(name for name in ("w1", "w2", "w3") if name not in world.workers))
+    chaos.teardown()
+    return world.moved
+
+
+def test_requests_that_move_about_leave_nothing_behind_in_whichever_way_their_moves_end() -> None:
+    seen = set().union(*(_move_about(seed) for seed in range(40)))
+    assert {why for why, outcome in seen if outcome == "done"} == {"split", "admin", "drain", "preempted"}
+    assert {outcome for _, outcome in seen} >= {"done", "error", "gone", "no_room", "over"}
 
 
 def _call(action: Callable[..., None], chaos: Chaos, rng: random.Random) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inferflux.scheduler.core.lifecycle.fairness import FairnessController, FairnessSettings
+from inferflux.scheduler.core.lifecycle.moves import Moves
 from inferflux.scheduler.core.lifecycle.planning import Planner
 from inferflux.scheduler.core.lifecycle.queue import Queue
 from inferflux.scheduler.core.lifecycle.state import SchedulerState
@@ -204,7 +205,7 @@ def test_a_request_that_gives_way_to_a_suspect_may_move_at_once() -> None:
     state.add(suspect, 5.0)
     state.enqueue(suspect, 5.0)
     state.settle()
-    todo = Planner(state, name="s").plan_model("demo", 6.0)
+    todo = Planner(state, Moves(state), name="s").plan_model("demo", 6.0)
     assert [action.worker_id for action in todo if isinstance(action, Dispatch)] == []
     commands = [action.command for action in todo if isinstance(action, SendCommand)]
     assert [command.WhichOneof("command") for command in commands] == ["drop"]

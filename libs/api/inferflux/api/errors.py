@@ -6,6 +6,7 @@
     ├── PermissionDenied     7   403  a key, but not for this
     ├── NotFound             5   404  no such model, request, object
     ├── AlreadyExists        6   409  the request id is taken
+    ├── FailedPrecondition   9   400  not as things are now
     ├── Aborted             10   409  it was changed meanwhile; read it again
     ├── ResourceExhausted    8   429  a limit or a full queue; try again after retry_delay_s
     ├── Unavailable         14   503  something needed is away; try again after retry_delay_s
@@ -116,6 +117,13 @@ class AlreadyExists(InferFluxError):
     http_type = "invalid_request_error"
 
 
+class FailedPrecondition(InferFluxError):
+    code = 9
+    default_reason = "FAILED_PRECONDITION"
+    http_status = 400
+    http_type = "invalid_request_error"
+
+
 class Aborted(InferFluxError):
     code = 10
     default_reason = "ABORTED"
@@ -170,6 +178,7 @@ _BY_CODE: dict[int, type[InferFluxError]] = {
         PermissionDenied,
         NotFound,
         AlreadyExists,
+        FailedPrecondition,
         Aborted,
         ResourceExhausted,
         Unavailable,

@@ -83,6 +83,20 @@ class SchedulerMetrics:
             "another did.",
             ("outcome",),
         )
+        self.splits = counter(
+            "scheduler_splits",
+            "New requests of models with prefill workers, by what was decided: `split` between two workers; "
+            "or not, where the request is `unsuited`, its prompt `short`, `no_prefill` worker has room, or "
+            "that would be `slow`.",
+            ("decision",),
+        )
+        self.moves = counter(
+            "scheduler_moves",
+            "Requests that were to go on elsewhere with their state: why (`split`, `admin`, `drain` or "
+            "`preempted`), and `done`; or not: `gone` or `no_room`, of the other worker, `error` or `late`, "
+            "of the state, `over`, where the request ended or changed before.",
+            ("why", "outcome"),
+        )
         self.retries = counter(
             "scheduler_retries",
             "Requests that their worker lost and that went back to the queue, by cause.",

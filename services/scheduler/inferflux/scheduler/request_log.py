@@ -39,6 +39,16 @@ def note(action: actions.Action) -> None:
         case actions.Resumed():
             about = _about(action.key, action.handle)
             log.debug("resumes a request", worker_id=action.worker_id, waited_s=action.waited_s, **about)
+        case actions.Follows():
+            move = action.move
+            about = _about(action.key, action.handle)
+            log.debug("a request follows its state", worker_id=move.to_id, left=move.from_id, **about)
+        case actions.MoveEnded():
+            move = action.move
+            about = {"why": move.why.value, "outcome": move.outcome, "worker_id": move.to_id}
+            about |= {"left": move.from_id, "error": move.error} if move.error else {"left": move.from_id}
+            say = log.debug if move.is_split else log.info
+            say("a move has ended", tokens=move.tokens, **about, **_about(action.key, action.handle))
         case actions.Ack():
             log.info("a request has finished", outcome=action.outcome, **_about(action.key, action.handle))
 

@@ -44,6 +44,15 @@ class SchedulerSpans:
             case actions.CountRetry():
                 self._now_waits(action.handle, now)
                 self._record(names.RETRY, action.handle, {names.REASON: action.cause}, since=now, now=now)
+            case actions.Follows():
+                self._now_waits(action.handle, now)
+            case actions.MoveEnded():
+                what = {
+                    names.REASON: action.move.why.value,
+                    names.OUTCOME: action.move.outcome,
+                    names.WORKER_ID: action.move.to_id,
+                }
+                self._record(names.MOVE, action.handle, what, since=action.move.began_s, now=now)
             case actions.Yielded():
                 self._now_waits(action.handle, now)
                 what = {names.REASON: action.reason, names.WORKER_ID: action.worker_id}

@@ -24,6 +24,8 @@ OTHER_PARTITION = "OTHER_PARTITION"
 """The reason with which a leader refuses what is for another one."""
 UNKNOWN_WORKER = "UNKNOWN_WORKER"
 """That with which it refuses what is about a worker that it does not know: another one may."""
+UNKNOWN_REQUEST = "UNKNOWN_REQUEST"
+"""The same of a request."""
 _NAME = re.compile(r"(0|[1-9]\d?)-of-([1-9]\d?)")
 
 

@@ -14,6 +14,7 @@ YIELD: Final = "scheduler.fairness.yield"
 RESUME: Final = "scheduler.fairness.resume"
 PREEMPT: Final = "scheduler.fairness.preempt"
 RETRY: Final = "scheduler.retry"
+MOVE: Final = "scheduler.move"
 RUN: Final = "worker.run"
 
 OPERATION: Final = "gen_ai.operation.name"

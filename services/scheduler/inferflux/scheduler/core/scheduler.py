@@ -17,6 +17,7 @@ from .lifecycle.arrivals import Arrivals
 from .lifecycle.batch_answers import BatchAnswers
 from .lifecycle.cancels import Cancels
 from .lifecycle.fairness import FairnessController, FairnessSettings
+from .lifecycle.moves import Moves
 from .lifecycle.planning import Planner
 from .lifecycle.positions import Positions
 from .lifecycle.queue import Queue
@@ -88,8 +89,9 @@ class SchedulerCore:
         )
         self._state = SchedulerState(limits, queue, controller, term=term)
         self.killer_images = self._state.killer_images
-        self._planner = Planner(self._state, name=name)
-        self._reports = WorkerReports(self._state)
+        self._moves = Moves(self._state)
+        self._planner = Planner(self._state, self._moves, name=name)
+        self._reports = WorkerReports(self._state, self._moves)
         self._answers = BatchAnswers(self._state, self._planner, self._reports)
         self._arrivals = Arrivals(self._state, self._planner, self._reports.rates)
         self._residency = Residency(self._state, wait_s=limits.model_wait_s, partition=partition)
@@ -99,7 +101,7 @@ class SchedulerCore:
         self._is_connected = True
         self._deadlines: Timers[Job] = Timers()
         self._holds: Timers[Job] = Timers()
-        self.commands = WorkerCommands(self._state, self._reports.drains)
+        self.commands = WorkerCommands(self._state, self._reports.drains, self._moves)
         # No other scheduler has models of its own if this one has all.
         self.cancels = Cancels(self._state, now=now, is_alone=partition.is_whole)
         self._positions = Positions(self._state, self._residency, now=now)
@@ -134,6 +136,11 @@ class SchedulerCore:
     @property
     def table(self) -> SlotTable:
         return self._state.table
+
+    @property
+    def moving(self) -> int:
+        """Number of requests whose state is on its way to another worker."""
+        return len(self._state.moves)
 
     @property
     def is_settled(self) -> bool:
@@ -236,7 +243,7 @@ class SchedulerCore:
         if cached_on is not None:
             job.cached_on = cached_on
         is_elsewhere = worker is not None and job.most_cached > job.cached_on.get(worker.worker_id, 0)
-        if is_elsewhere and not job.is_suspect:
+        if is_elsewhere and not (job.is_suspect or job.follows_to(job.worker_id)):
             return self._state.put_back(job, now)  # to be placed anew, by what is cached now
         if worker is None or worker.is_held or worker.state != scheduler_pb2.WORKER_STATE_READY:
             out = self._state.put_back(job, now)
@@ -317,6 +324,7 @@ class SchedulerCore:
                     out.append(actions.Hold(job.handle))
                 self._holds.add(now + self.limits.hold_interval_s, job)
         out += self.commands.hand_over(now)
+        out += self._moves.due(now)
         if self._is_connected:
             out += self._reports.give_up_silent(now)
             if self.is_settled:
@@ -326,7 +334,7 @@ class SchedulerCore:
                 out += self._residency.decide(now)
         self._state.replan_models(self._planner.due_models(now))
         self.cancels.forget_early(now)
-        return out
+        return out + list(self._state.moves.take_ended())
 
     def _may_settle(self, now: float) -> bool:
         has_waited = now - self._started_s >= self.limits.settle_s

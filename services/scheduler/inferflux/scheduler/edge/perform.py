@@ -116,6 +116,10 @@ class Performer:
                 self._metrics.resume_wait.observe(max(0.0, action.waited_s))
             case actions.PrefixWaited():
                 self._metrics.prefix_waits.labels("met" if action.is_there else "over").inc()
+            case actions.CountSplit():
+                self._metrics.splits.labels(action.decision).inc()
+            case actions.MoveEnded():
+                self._metrics.moves.labels(action.move.why.value, action.move.outcome).inc()
             case actions.CountTokens():
                 self._metrics.tokens.labels(action.priority).inc(action.tokens)
             case actions.CountFirstToken():

@@ -35,6 +35,7 @@ def describe(
         fairness=core.fairness.to_message(),
         worker_totals=_totals(core.table.workers.values()),
         pools=_pools(core),
+        moving=core.moving,
     )
     if asked.without_workers:
         return status

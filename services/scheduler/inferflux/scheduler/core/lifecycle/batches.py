@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from inferflux.scheduler.core.types.jobs import Job
 from inferflux.scheduler.core.workers.assignments import Assignment
 from inferflux.scheduler.core.workers.slots import WorkerSlots
+from inferflux.scheduler.core.workers.transfers import prefix_giver
 from inferflux.v1 import worker_pb2
 
 
@@ -35,8 +36,10 @@ def split(jobs: Sequence[Job], *, max_size: int, max_tokens: int) -> Iterator[li
 
 
 def prefill_tokens(job: Job) -> int:
-    """Tokens to compute before its next one: none where it is resident."""
-    return 0 if job.stay.is_resuming else job.to_prefill_on(job.worker_id)
+    """Tokens to compute before its next one: none where it is resident, and one where its state is."""
+    if job.stay.is_resuming:
+        return 0
+    return 1 if job.follows_to(job.worker_id) else job.to_prefill_on(job.worker_id)
 
 
 def begin(batch: worker_pb2.RequestBatch, jobs: Sequence[Job]) -> None:
@@ -73,6 +76,23 @@ def add(
         item.request.CopyFrom(job.request)
         item.seeks_state = job.retries.seeks_state(exchange)
     item.request.epoch = job.epoch
+
+
+def add_origin(
+    item: worker_pb2.BatchItem, job: Job, worker: WorkerSlots, workers: Mapping[str, WorkerSlots]
+) -> None:
+    """Name the worker that has state of a job which is new to its own: its last one, or one with its prefix.
+
+    Args:
+        workers: that live, by id.
+    """
+    if job.stay.is_resuming:
+        return
+    if job.move is not None and job.follows_to(worker.worker_id):
+        item.state_from.source.CopyFrom(job.move.source)
+        item.state_from.epoch = job.move.epoch
+    elif not item.seeks_state and (giver := prefix_giver(job, worker, workers)) is not None:
+        item.state_from.source.CopyFrom(giver.status.kv_source)
 
 
 def deschedule_of(job: Job, worker: WorkerSlots) -> worker_pb2.Deschedule:

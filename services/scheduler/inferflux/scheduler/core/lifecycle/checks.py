@@ -99,6 +99,8 @@ def check_event(event: scheduler_pb2.WorkerEvent) -> None:
             check_image_id(event.engine_died.killer_image_id, "engine_died.killer_image_id")
         case "worker_left":
             check_requests(event.worker_left.residents, "worker_left.residents")
+        case "state_taken":
+            _check_taken(event.state_taken)
         case "worker_died":
             pass
         case _:
@@ -118,6 +120,12 @@ def _check_yielded(yielded: scheduler_pb2.RequestYielded) -> None:
     checks.check_known(yielded.residence, scheduler_pb2.Residence, "request_yielded.residence")
     checks.check_range(yielded.run, 0, MAX_EPOCH, "request_yielded.run")
     checks.check_range(yielded.generated_tokens, 0, checks.MAX_TOKENS, "request_yielded.generated_tokens")
+
+
+def _check_taken(taken: scheduler_pb2.StateTaken) -> None:
+    check_identity(taken.tenant, taken.request_id, taken.epoch, "state_taken")
+    checks.check_range(taken.tokens, 0, checks.MAX_TOKENS, "state_taken.tokens")
+    checks.check_text(taken.error, _MAX_TEXT_BYTES, "state_taken.error")
 
 
 def check_answer(answer: worker_pb2.BatchAccepted) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from inferflux.scheduler.core.types import actions, outcomes
 from inferflux.scheduler.core.types.actions import Action
-from inferflux.scheduler.core.types.facets import RequeueReason
 from inferflux.scheduler.core.types.jobs import Job, JobState
+from inferflux.scheduler.core.types.moves import Why
 from inferflux.scheduler.core.workers.assignments import Residence
 from inferflux.scheduler.core.workers.placement import Size, cells_wanted_on, size_of, slowness_of
 from inferflux.scheduler.core.workers.slots import Start, WorkerSlots
@@ -17,6 +17,7 @@ from inferflux.v1 import worker_pb2
 
 from . import batches
 from .fairness import Preemption
+from .moves import Moves
 from .prefix_waits import longest_wait_s
 from .quarantine import Quarantine
 from .queue import Lane, ModelQueue
@@ -64,6 +65,8 @@ class Plan:
     waiting: dict[str, list[Job]] = field(default_factory=dict)
     # Workers on which one waits for cells.
     reserving: list[WorkerSlots] = field(default_factory=list)
+    # To be sent once the batches are.
+    commands: list[Action] = field(default_factory=list)
 
     def urgency(self, job: Job) -> tuple[float, int]:
         """Orders what waits on one worker; lower is more urgent."""
@@ -77,8 +80,9 @@ class Planner:
         name: distinguishes this scheduler's batches from those of others.
     """
 
-    def __init__(self, state: SchedulerState, *, name: str) -> None:
+    def __init__(self, state: SchedulerState, moves: Moves, *, name: str) -> None:
         self._state = state
+        self._moves = moves
         self._name = name
         self._quarantine = Quarantine(state)
         self._batches = 0
@@ -96,6 +100,7 @@ class Planner:
         """
         plan = Plan(self._state.queue.of(model), now)
         self._place_suspects(model, plan)
+        self._place_moved(model, plan)
         self._take_back(plan)
         self._offer_waiting(model, plan)
         self._look_through(model, plan)
@@ -103,7 +108,7 @@ class Planner:
             worker.reserve_cells(is_on=False)
         for worker_id, worker_plan in plan.workers.items():
             plan.out += self._send(self._state.table.workers[worker_id], worker_plan, now)
-        return plan.out
+        return plan.out + plan.commands
 
     def due_models(self, now: float) -> set[str]:
         """Models that want a plan though nothing may have happened: suspects wait, or workers for them, or a
@@ -125,6 +130,14 @@ class Planner:
         if worker is not None and first is not None and worker.alone is None:
             jobs = [self._state.jobs[key] for key in worker.assignments]
             self._deschedule(worker, [job for job in jobs if job.state is JobState.RUNNING], first, plan)
+
+    def _place_moved(self, model: str, plan: Plan) -> None:
+        """Requests that follow their state have their places: no other waits for those."""
+        for job in self._state.moves.jobs:
+            if job.model == model and job.is_queued:
+                self._state.handle(job)
+                if (worker := self._moves.place(job)) is not None:
+                    self._take(job, worker, plan)
 
     def _take_back(self, plan: Plan) -> None:
         """Have requests that waited for one worker wait for any again, where that is over."""
@@ -200,12 +213,12 @@ class Planner:
                 if worker.has_slot_for(Start.RESUME):
                     self._offer_next(worker, plan)
                 return
-            if not self._should_move(job, plan):
+            if self._goes_on_at(job, plan) is None:
                 worker.reserve_cells(is_on=True)
                 plan.reserving.append(worker)
                 return
-        if self._should_move(job, plan):
-            plan.out += self._state.requeue(job, RequeueReason.MOVED, plan.now, must_drop=True)
+        if (other := self._goes_on_at(job, plan)) is not None:
+            plan.out += self._moves.leave(job, other, Why.PREEMPTED, plan.now)
 
     def _place(self, job: Job, plan: Plan) -> bool:
         """Give a job its place, or end one that can never have any; False if it has to wait."""
@@ -220,8 +233,19 @@ class Planner:
         elif (holder := self._worth_waiting_for(job, worker, plan)) is not None:
             plan.queue.wait_for(job, holder.worker_id)
             return True
+        elif (prefill := self._prompt_worker(job, worker, plan)) is not None:
+            self._take(job, prefill, plan)
+            plan.commands += self._moves.begin(job, worker, Why.SPLIT, plan.now)
+            return True
         self._take(job, worker, plan)
         return True
+
+    def _prompt_worker(self, job: Job, worker: WorkerSlots, plan: Plan) -> WorkerSlots | None:
+        """The prefill worker that computes the prompt of a job for the chosen one; None if that does it."""
+        prefill, decision = self._moves.prompt_worker(job, worker, plan.blocked)
+        if decision is not None:
+            plan.out.append(actions.CountSplit(decision.value))
+        return prefill
 
     def _worth_waiting_for(self, job: Job, chosen: WorkerSlots, plan: Plan) -> WorkerSlots | None:
         """A worker without room that has more of the prompt than the chosen one, if the request had better
@@ -270,15 +294,20 @@ class Planner:
     def _has_cells(job: Job, worker: WorkerSlots) -> bool:
         return cells_wanted_on(job, worker) <= worker.free_cells or not worker.assigned_cells
 
-    def _should_move(self, job: Job, plan: Plan) -> bool:
-        """True if another worker should compute it again: it has waited, and there is one that has room, and
-        no requests of its own to fill it with."""
-        if job.stay.waited_s + plan.now - job.stay.parked_s < self._state.limits.move_after_s:
-            return False
+    def _goes_on_at(self, job: Job, plan: Plan) -> WorkerSlots | None:
+        """The worker that had better go on with a job that waits to resume: it has waited, and there is one
+        that has room, and no requests of its own to fill it with. Prefill workers take it from each other."""
+        waited_s = job.stay.waited_s + plan.now - job.stay.parked_s
+        if waited_s < self._state.limits.move_after_s or job.move is not None:
+            return None
         other = self._state.placement.choose(job, plan.blocked)
-        return other is not None and other.worker_id != job.worker_id and not other.has_waiting
+        if other is None or other.worker_id == job.worker_id or other.has_waiting:
+            return None
+        worker = self._state.worker_of(job)
+        return None if other.is_prefill and worker is not None and not worker.is_prefill else other
 
     def _resume(self, job: Job, worker: WorkerSlots, now: float) -> list[Action]:
+        self._state.end_move(job, "over")
         self._state.queue.take_place(job)
         is_swapped = worker.assignments[job.key].residence is Residence.SWAPPED
         self._state.take_urgency(job)
@@ -338,7 +367,9 @@ class Planner:
             batches.begin(message, batch)
             for job in batch:
                 self._state.handle(job)
-                batches.add(message, job, worker.assignments[job.key], self._timeslice(job), worker.exchange)
+                assignment = worker.assignments[job.key]
+                batches.add(message, job, assignment, self._timeslice(job), worker.exchange)
+                batches.add_origin(message.items[-1], job, worker, self._state.table.workers)
             victims = ()
             waits_s = tuple(now - job.enqueued_s for job in batch if not job.has_run)
             in_flight = tuple((job, job.epoch) for job in batch)
@@ -367,6 +398,8 @@ class Planner:
         )
 
     def _timeslice(self, job: Job) -> int:
+        if job.is_split:
+            return 1
         return probation_tokens(job) if job.is_suspect else self._state.fairness.timeslice(job)
 
     def has_room(self, job: Job) -> bool:

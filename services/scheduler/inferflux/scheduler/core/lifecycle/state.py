@@ -20,8 +20,10 @@ from inferflux.scheduler.core.types.facets import RequeueReason, TerminalEvent
 from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
 from inferflux.scheduler.core.types.limits import Limits
 from inferflux.scheduler.core.types.memory import Recent
+from inferflux.scheduler.core.types.moves import DONE
 from inferflux.scheduler.core.types.replayed import outcome_of
 from inferflux.scheduler.core.workers.assignments import Residence, UnownedRequest
+from inferflux.scheduler.core.workers.move_table import MoveTable
 from inferflux.scheduler.core.workers.placement import Placement, cells_wanted_on
 from inferflux.scheduler.core.workers.slot_table import SlotTable
 from inferflux.scheduler.core.workers.slots import Start, WorkerSlots
@@ -48,6 +50,7 @@ class SchedulerState:
         self.fairness: Final = fairness
         self.placement: Final = Placement()
         self.table: Final = SlotTable(self.placement)
+        self.moves: Final = MoveTable(self.table)
         self.announcements: Final = Announcements()
         self.killer_images: Final = KillerImages()
         self._jobs: dict[RequestKey, Job] = {}
@@ -122,6 +125,8 @@ class SchedulerState:
 
     def remove_worker(self, worker: WorkerSlots) -> list[Job]:
         """A worker is gone. Returns the jobs that it had; they are still to be requeued."""
+        for job in self.moves.to(worker):
+            self.end_move(job, "gone")
         self.table.remove(worker)
         return [self._jobs[key] for key in worker.assignments]
 
@@ -198,6 +203,8 @@ class SchedulerState:
             return []
         worker.assignments[job.key].is_accepted = True
         self.on_running(job, now)
+        if job.follows_to(job.worker_id):
+            self.end_move(job, DONE)
         return [actions.TellCancel(job.key, job.attempt_id)] if job.is_cancelled else []
 
     def on_running(self, job: Job, now: float) -> None:
@@ -216,6 +223,8 @@ class SchedulerState:
 
     def deschedule(self, worker: WorkerSlots, job: Job, now: float) -> None:
         """Let a job wait to resume on its worker from now on."""
+        if job.is_split:  # its worker goes on with it
+            self.end_move(job, "over")
         job.stay.park(now)
         self.wait_to_resume(worker, job)
 
@@ -260,12 +269,16 @@ class SchedulerState:
         self.handle(job)
         if job.state is JobState.READING:  # it never got there
             return self.put_back(job, now)
+        follows = job.move is not None and job.move.is_following
         out: list[Action] = [actions.CountRetry(job.key, reason.value, job.handle)]
+        if follows and job.move is not None:
+            out = [actions.Follows(job.key, job.handle, job.move)]
         worker = worker or self.worker_of(job)
-        left_in = worker.exchange if worker is not None and reason.leaves_state else ""
+        is_searched = worker is not None and reason.leaves_state and not follows
+        left_in = worker.exchange if worker is not None and is_searched else ""
         job.retries = job.retries.after_loss(job.worker_id, reason, left_in)
         if must_drop and job.worker_id is not None:
-            leaves_state = bool(left_in) and self._shares_exchange(job, left_in)
+            leaves_state = follows or (bool(left_in) and self._shares_exchange(job, left_in))
             out.append(self.drop(job.worker_id, job.key, job.epoch, leaves_state=leaves_state))
         self.leave_queue(job)
         self.release(job)
@@ -327,6 +340,8 @@ class SchedulerState:
 
     def acknowledge(self, job: Job, outcome: str) -> list[Action]:
         """Its terminal chunk is out."""
+        if job.follows_to(job.worker_id):
+            self.end_move(job, DONE)
         self.leave_queue(job)
         self.release(job)
         job.state = JobState.FINISHED
@@ -336,6 +351,8 @@ class SchedulerState:
 
     def release(self, job: Job) -> None:
         """Take it off its worker, if one has it."""
+        if job.move is not None and not (job.move.is_following and job.worker_id == job.move.from_id):
+            self.end_move(job, "over")
         self.fairness.on_stopped(job)
         self.queue.give_place_back(job)
         worker = self.worker_of(job)
@@ -343,6 +360,14 @@ class SchedulerState:
         if worker is not None:
             worker.release(job.key)
             self.replan(worker)
+
+    def end_move(self, job: Job, outcome: str) -> None:
+        """A job does not move any more, if it did; where it is queued, it is placed as any other."""
+        worker = self.moves.end(job, outcome)
+        if worker is not None:
+            self.replan(worker)
+        if job.is_queued:
+            self._unplanned.add(job.model)
 
     def adopt(self, job: Job, worker: WorkerSlots, unowned: UnownedRequest, now: float) -> list[Action]:
         """A worker has it already: take note where."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 from inferflux.common.contract.errors import NotFound
 from inferflux.common.contract.partitions import UNKNOWN_WORKER
 from inferflux.scheduler.core.types.actions import Action
-from inferflux.scheduler.core.types.facets import RequeueReason
-from inferflux.scheduler.core.types.jobs import JobState
+from inferflux.scheduler.core.types.jobs import JobState, RequestKey
+from inferflux.scheduler.core.types.moves import Move, Why
 from inferflux.scheduler.core.workers.drains import DrainProgress, Drains, progress_of
 from inferflux.scheduler.core.workers.slots import WorkerSlots
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
+from .moves import Moves
 from .state import SchedulerState
 
 
 class WorkerCommands:
-    """Drains workers, and has them clear their caches."""
+    """Drains workers, moves requests, and has caches cleared."""
 
-    def __init__(self, state: SchedulerState, drains: Drains) -> None:
+    def __init__(self, state: SchedulerState, drains: Drains, moves: Moves) -> None:
         self._state = state
+        self._moves = moves
         self._drains = drains
 
     def drain(
@@ -62,14 +64,30 @@ class WorkerCommands:
             raise NotFound(f"no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
         return worker
 
+    def move(self, key: RequestKey, worker_id: str, *, now: float) -> tuple[list[Action], Move]:
+        """Have another worker go on with a request; the move says what became of it.
+
+        Args:
+            key: its tenant may be empty: then it is the one that has such a request.
+
+        Raises:
+            NotFound: there is no such request, or no such worker.
+            InvalidArgument: several tenants have such a request.
+            FailedPrecondition: it cannot be moved there.
+        """
+        return self._moves.begin_named(key, worker_id, now)
+
     def hand_over(self, now: float) -> list[Action]:
-        """The requests that a worker still has when its drain is due go to others."""
+        """The requests that a worker still has when its drain is due go to others: their state first, for a
+        while."""
         out: list[Action] = []
-        for worker_id in list(self._drains.due(now)):
+        for worker_id, since_s in list(self._drains.due(now)):
             worker = self._state.table.get(worker_id)
             if worker is None or not self._drains.holds(worker):
                 continue
             for job in [self._state.jobs[key] for key in worker.assignments]:
                 if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
-                    out += self._state.requeue(job, RequeueReason.MOVED, now, must_drop=True)
+                    has_time = since_s < self._state.limits.move_limit_s
+                    to = self._state.placement.choose(job) if has_time else None
+                    out += self._moves.leave(job, to, Why.DRAIN, now)
         return out

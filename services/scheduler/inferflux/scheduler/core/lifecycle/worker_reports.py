@@ -17,17 +17,21 @@ from inferflux.scheduler.core.workers.slots import WorkerSlots
 from inferflux.v1 import scheduler_pb2, worker_pb2
 
 from . import suspects
+from .moves import Moves
 from .state import SchedulerState
 from .suspects import Blame
 
 _GONE_REMEMBERED = 4096
+# What a worker says of a run that has got as far as it was to, and a heartbeat in its stead.
+_AFTER_PROMPT = ("timeslice", "unreported")
 
 
 class WorkerReports:
     """Takes heartbeats and events in."""
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, moves: Moves) -> None:
         self._state = state
+        self._moves = moves
         self.drains = Drains()
         self.rates = ModelRates()
         # Workers whose heartbeats come before anything is dispatched; None when they are not known.
@@ -78,7 +82,7 @@ class WorkerReports:
         for assignment in found.vanished:
             out += state.requeue(state.jobs[assignment.key], RequeueReason.VANISHED, now, must_drop=True)
         for assignment in found.stopped:
-            out += state.end_run(worker, state.jobs[assignment.key], "unreported", now)
+            out += self._end_run(worker, state.jobs[assignment.key], "unreported", now)
         for assignment in found.not_stopped:
             out.append(state.stop(worker, state.jobs[assignment.key]))
         for unowned in found.unowned:
@@ -165,6 +169,8 @@ class WorkerReports:
                 return self._on_request_finished(worker, event.worker_id, key, ended)
             case "request_yielded" if worker is not None:
                 return self._on_yielded(worker, event.request_yielded, now)
+            case "state_taken" if worker is not None:
+                return self._moves.on_taken(worker, event.state_taken, now)
             case "engine_died" if worker is not None:
                 return self._on_engine_died(worker, event.engine_died, now)
             case "worker_left":
@@ -185,7 +191,7 @@ class WorkerReports:
             return []
         if job.state is JobState.READING:
             return []
-        was_suspect = job.is_suspect
+        keeps_since = job.is_suspect or job.is_split
         out = self._on_progress(worker, job, told.generated_tokens)
         assignment = worker.assignments[job.key]
         assignment.is_accepted = True
@@ -193,9 +199,17 @@ class WorkerReports:
             self._state.replan(worker)
             return out
         reason = actions.reason_of(scheduler_pb2.YieldReason.Name, told.reason, prefix="YIELD_REASON_")
-        if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE and not was_suspect:
+        if told.reason == scheduler_pb2.YIELD_REASON_TIMESLICE and not keeps_since:
             job.since_s = now
-        return out + self._state.end_run(worker, job, reason, now)
+        return out + self._end_run(worker, job, reason, now)
+
+    def _end_run(self, worker: WorkerSlots, job: Job, reason: str, now: float) -> list[Action]:
+        """A request does not run any more. One that was there for its prompt alone goes on elsewhere."""
+        if job.is_split and not job.is_suspect and reason in _AFTER_PROMPT:
+            out = self._moves.on_yield(job, now)
+            if out is not None:
+                return out
+        return self._state.end_run(worker, job, reason, now)
 
     def _on_request_finished(
         self,

@@ -12,6 +12,7 @@ from typing import TypeVar
 from inferflux.v1 import host_pb2, scheduler_pb2, tokens_pb2, worker_pb2
 
 from .jobs import Attempt, RequestKey
+from .moves import Move
 
 V = TypeVar("V", bound=int)
 
@@ -172,6 +173,31 @@ class PrefixWaited:
 
 
 @dataclass(frozen=True, slots=True)
+class CountSplit:
+    """A request has its place, and could have been split: see `split.Decision`."""
+
+    decision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """A request leaves its worker, and follows its state to another."""
+
+    key: RequestKey
+    handle: object
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEnded:
+    """A request runs on the other worker, or does not move any more."""
+
+    key: RequestKey
+    handle: object
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
 class CountTokens:
     """Tokens were generated."""
 
@@ -229,6 +255,9 @@ Action = (
     | Preempted
     | Resumed
     | PrefixWaited
+    | CountSplit
+    | Follows
+    | MoveEnded
     | CountTokens
     | CountFirstToken
 )

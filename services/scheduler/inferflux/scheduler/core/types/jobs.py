@@ -24,6 +24,7 @@ from inferflux.common.contract import epochs
 from inferflux.v1 import scheduler_pb2
 
 from .facets import NO_REPLAY, NO_RETRIES, Charged, Replay, Retries, Stay, Wait
+from .moves import Move
 
 if TYPE_CHECKING:
     from .readers import Readers
@@ -110,6 +111,8 @@ class Job:
     retries: Retries = NO_RETRIES
     replay: Replay = NO_REPLAY
     charged: Charged = field(default_factory=Charged)
+    # It is to go on elsewhere, and its state is on the way there; None: it stays.
+    move: Move | None = None
     # None for a job whose readers no gateway reports.
     readers: Readers | None = None
 
@@ -192,6 +195,15 @@ class Job:
     def is_queued(self) -> bool:
         """True if it is in the queue: no worker has it."""
         return self.state is JobState.QUEUED
+
+    @property
+    def is_split(self) -> bool:
+        """True if its worker has it for its prompt alone, and another goes on with it then."""
+        return self.move is not None and self.move.is_split and not self.move.is_following
+
+    def follows_to(self, worker_id: str | None) -> bool:
+        """True if it follows its state to this worker."""
+        return self.move is not None and self.move.is_following and self.move.to_id == worker_id
 
     @property
     def has_run(self) -> bool:

@@ -45,6 +45,8 @@ class Limits:
     stuck_s: float = 120.0
     # What waits on a worker for longer than this goes on with another that has room.
     move_after_s: float = 2.0
+    # The state of a request that moves is waited for no longer than this, nor what a drain hands over.
+    move_limit_s: float = 10.0
     # A request waits for the worker that has its prefix no longer than this; 0: never. See `prefix_waits`.
     prefix_wait_s: float = 5.0
     # Prefill and decode workers that should be ready; 0: any number.

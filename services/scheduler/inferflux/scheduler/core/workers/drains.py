@@ -43,11 +43,11 @@ class Drains:
         self._hand_over_s.pop(worker_id, None)
         self._incarnations.pop(worker_id, None)
 
-    def due(self, now: float) -> Iterator[str]:
-        """Workers whose requests are to go to others now."""
+    def due(self, now: float) -> Iterator[tuple[str, float]]:
+        """Workers whose requests are to go to others now, and for how many seconds they have been."""
         for worker_id, hand_over_s in self._hand_over_s.items():
             if hand_over_s is not None and now >= hand_over_s:
-                yield worker_id
+                yield worker_id, now - hand_over_s
 
 
 def progress_of(worker: WorkerSlots) -> DrainProgress:
