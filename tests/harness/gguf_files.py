@@ -237,3 +237,32 @@ def tiny_model() -> Gguf:
         "output_norm.weight": norm,
     }
     return Gguf(metadata, tensors)
+
+
+MIXTURE_EXPERTS = 4
+MIXTURE_LAYERS = 2
+
+
+def tiny_mixture() -> Gguf:
+    """A llama of two layers with experts of random weights."""
+    draw = np.random.default_rng(11)
+    tiny = tiny_model()
+    tensors = {name: tensor for name, tensor in tiny.tensors.items() if not name.startswith("blk.")}
+    for i in range(MIXTURE_LAYERS):
+        for name, tensor in tiny.tensors.items():
+            if (name.startswith("blk.0.") and ".ffn_" not in name) or name == "blk.0.ffn_norm.weight":
+                tensors[name.replace("blk.0.", f"blk.{i}.")] = tensor
+
+        def weights(*shape: int) -> Tensor:
+            return Tensor(draw.normal(0, 0.1, shape).astype(np.float32))
+
+        tensors[f"blk.{i}.ffn_gate_inp.weight"] = weights(MIXTURE_EXPERTS, DIM)
+        tensors[f"blk.{i}.ffn_gate_exps.weight"] = weights(MIXTURE_EXPERTS, FF, DIM)
+        tensors[f"blk.{i}.ffn_up_exps.weight"] = weights(MIXTURE_EXPERTS, FF, DIM)
+        tensors[f"blk.{i}.ffn_down_exps.weight"] = weights(MIXTURE_EXPERTS, DIM, FF)
+    metadata = dict(tiny.metadata) | {
+        "llama.block_count": u32(MIXTURE_LAYERS),
+        "llama.expert_count": u32(MIXTURE_EXPERTS),
+        "llama.expert_used_count": u32(2),
+    }
+    return Gguf(metadata, tensors)

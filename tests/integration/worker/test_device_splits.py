@@ -7,22 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from harness.engine_process import Engine, engine
-from harness.gguf_files import DIM, FF, Gguf, Tensor, tiny_model, u32
+from harness.gguf_files import DIM, FF, MIXTURE_EXPERTS, MIXTURE_LAYERS, tiny_mixture
 from harness.rpc_servers import RpcServer, rpc_servers
 from harness.worker import DEMO_MODEL, batch_item
 
 from inferflux.v1 import device_pb2, engine_pb2, tokens_pb2
 from inferflux.worker.files.device_plan import DRIVER_BYTES, plan_devices
+from inferflux.worker.files.device_wish import DeviceWish
+from inferflux.worker.files.expert_ranks import ExpertDispatch, ranks_of
 from inferflux.worker.files.model_file import read_model_file
 from inferflux.worker.files.needs import Asked
 
 pytestmark = pytest.mark.long
 
-_EXPERTS = 4
-_LAYERS = 2
 DRAFT = DEMO_MODEL.with_name("inferflux-demo-draft.gguf")
 
 
@@ -52,31 +51,6 @@ def answer(one: Engine) -> list[int]:
             tokens += tokens_pb2.TokenChunk.FromString(emission.chunk).token_ids
         if step.finished:
             return tokens
-
-
-def mixture() -> Gguf:
-    """A llama of two layers with experts of random weights."""
-    draw = np.random.default_rng(11)
-    tiny = tiny_model()
-    tensors = {name: tensor for name, tensor in tiny.tensors.items() if not name.startswith("blk.")}
-    for i in range(_LAYERS):
-        for name, tensor in tiny.tensors.items():
-            if (name.startswith("blk.0.") and ".ffn_" not in name) or name == "blk.0.ffn_norm.weight":
-                tensors[name.replace("blk.0.", f"blk.{i}.")] = tensor
-
-        def weights(*shape: int) -> Tensor:
-            return Tensor(draw.normal(0, 0.1, shape).astype(np.float32))
-
-        tensors[f"blk.{i}.ffn_gate_inp.weight"] = weights(_EXPERTS, DIM)
-        tensors[f"blk.{i}.ffn_gate_exps.weight"] = weights(_EXPERTS, FF, DIM)
-        tensors[f"blk.{i}.ffn_up_exps.weight"] = weights(_EXPERTS, FF, DIM)
-        tensors[f"blk.{i}.ffn_down_exps.weight"] = weights(_EXPERTS, DIM, FF)
-    metadata = dict(tiny.metadata) | {
-        "llama.block_count": u32(_LAYERS),
-        "llama.expert_count": u32(_EXPERTS),
-        "llama.expert_used_count": u32(2),
-    }
-    return Gguf(metadata, tensors)
 
 
 @pytest.mark.parametrize("gpus", [(3, 2), (2, 1)], ids=["all", "some"])
@@ -109,7 +83,7 @@ def test_experts_stay_in_main_memory_and_answers_stay_the_same(
     servers: list[RpcServer], tmp_path: Path
 ) -> None:
     path = tmp_path / "mixture.gguf"
-    path.write_bytes(mixture().data())
+    path.write_bytes(tiny_mixture().data())
     options: dict[str, Any] = {"model_path": str(path), "kv_cells": 256, "flash_attention": True}
     with engine(**options, prefill_cells=0) as one:
         expected = answer(one)
@@ -120,13 +94,57 @@ def test_experts_stay_in_main_memory_and_answers_stay_the_same(
         with engine(**options, gpu_layers=-1, placement=asked_for) as one:
             assert answer(one) == expected
             on_server.append(by_name(one)["RPC0"].weights_bytes)
-            assert one.ready.device_context.gpu_layers == _LAYERS + 1
+            assert one.ready.device_context.gpu_layers == MIXTURE_LAYERS + 1
             os.close(one.lifeline)
-    experts = 3 * _EXPERTS * DIM * FF * 4
+    experts = 3 * MIXTURE_EXPERTS * DIM * FF * 4
     none, first, every = on_server
     # In the log there are hundredths of a MiB.
     assert none - first == pytest.approx(experts, abs=1 << 14)
     assert none - every == pytest.approx(2 * experts, abs=1 << 14)
+
+
+def test_experts_of_each_layer_are_on_the_rank_that_owns_them_and_answers_stay_the_same(
+    servers: list[RpcServer], tmp_path: Path
+) -> None:
+    path = tmp_path / "mixture.gguf"
+    path.write_bytes(tiny_mixture().data())
+    tensors = read_model_file(path).facts.parts.expert_tensors
+    assert tensors == (3,) * MIXTURE_LAYERS
+    options: dict[str, Any] = {"model_path": str(path), "kv_cells": 256, "flash_attention": True}
+    with engine(**options, prefill_cells=0) as one:
+        expected = answer(one)
+        os.close(one.lifeline)
+    weights: list[int] = []
+    for given in (["RPC0", "RPC1"], [f"{servers[1].endpoint}=0-1"], ["RPC1=0-0", "CPU=1-1"]):
+        ranks = ranks_of(given)
+        message = DeviceWish(expert_ranks=ranks).to_message()
+        # All layers on the first server: experts alone are on the second.
+        asked_for = placement(
+            servers,
+            tensor_split=[1, 0],
+            expert_ranks=message.expert_ranks,
+            expert_tensors=tensors,
+            n_experts=MIXTURE_EXPERTS,
+        )
+        with engine(**options, gpu_layers=-1, placement=asked_for) as one:
+            assert answer(one) == expected
+            dispatch = ExpertDispatch(ranks, range(MIXTURE_LAYERS), MIXTURE_EXPERTS)
+            for found in one.ready.expert_ranks:
+                for layer in range(found.first_layer, found.last_layer + 1):
+                    owner = dispatch.owner_of(layer, MIXTURE_EXPERTS - 1)
+                    assert owner is not None
+                    assert dispatch.ranks[owner].device in (found.device, found.endpoint)
+            assert one.ready.expert_ranks[-1].last_layer == MIXTURE_LAYERS - 1
+            assert not one.ready.device_context.warnings
+            weights.append(by_name(one)["RPC1"].weights_bytes)
+            os.close(one.lifeline)
+    experts = 3 * MIXTURE_EXPERTS * DIM * FF * 4
+    # In the log there are hundredths of a MiB.
+    assert weights == [pytest.approx(n * experts, abs=1 << 14) for n in (1, 2, 1)]
+    asked_for.expert_ranks[0].device = "RPC7"
+    with engine(**options, gpu_layers=-1, placement=asked_for) as one:
+        assert "INFERFLUX_WORKER_EXPERT_RANKS names the device RPC7" in one.first.load_error
+        os.close(one.lifeline)
 
 
 def test_one_gpu_has_all_layers_or_each_has_a_part_of_every_layer(servers: list[RpcServer]) -> None:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+from harness.gguf_files import MIXTURE_EXPERTS, tiny_mixture
 from harness.rpc_servers import RpcServer, endpoints, rpc_servers
 from harness.servers import ServerProcess
 from harness.worker import WAIT_S, WorkerProcess, batch_item, read_to_end, token_ids
@@ -142,6 +143,28 @@ async def test_layers_on_two_rpc_servers_give_the_same_answer(start: Start, tmp_
         assert context.flash_attention
         assert not context.warnings
         assert await answer(worker, "split") == expected
+
+
+async def test_a_worker_tells_on_its_card_which_device_has_the_experts_of_which_layers(
+    start: Start, tmp_path: Path
+) -> None:
+    path = tmp_path / "mixture.gguf"
+    path.write_bytes(tiny_mixture().data())
+    with rpc_servers(tmp_path) as servers:
+        worker = await start(
+            "mixture",
+            INFERFLUX_WORKER_MODEL_PATH=str(path),
+            INFERFLUX_WORKER_RPC_SERVERS=endpoints(servers),
+            INFERFLUX_WORKER_EXPERT_RANKS="RPC1,RPC0",
+        )
+        assert worker.status is not None
+        (card,) = worker.status.models
+        assert [(rank.device, rank.endpoint) for rank in card.expert_ranks] == [
+            ("RPC1", servers[1].endpoint),
+            ("RPC0", servers[0].endpoint),
+        ]
+        assert [(rank.first_layer, rank.last_layer) for rank in card.expert_ranks] == [(0, 0), (1, 1)]
+        assert card.n_experts == MIXTURE_EXPERTS
 
 
 async def test_a_dead_rpc_server_is_an_engine_death_that_ends_when_the_server_is_back(

@@ -8,7 +8,7 @@ from rich.console import Console
 from inferflux.cli.ask.models import _is_loaded, _is_unloaded
 from inferflux.cli.reach.errors import CommandError
 from inferflux.cli.show.model_tables import abilities, model_view, models_table
-from inferflux.v1 import model_pb2
+from inferflux.v1 import device_pb2, model_pb2
 
 CARD = model_pb2.ModelCard(
     name="team/chat",
@@ -119,6 +119,10 @@ def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:
             can_call_tools=True,
             can_speculate=True,
             takes_images=True,
+            expert_ranks=[
+                device_pb2.ExpertRank(device="CPU", first_layer=0, last_layer=3),
+                device_pb2.ExpertRank(device="RPC0", endpoint="gpu:1", first_layer=4, last_layer=9),
+            ],
             paths=[
                 model_pb2.EnginePath(name="flash_attention", is_on=True),
                 model_pb2.EnginePath(name="prefill_context", reason="no [memory]"),
@@ -132,6 +136,8 @@ def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:
         console.print(model_view(model))
     said = capture.get()
     assert "flash attention" in said
+    assert "CPU: layers 0-3" in said
+    assert "RPC0 (gpu:1): layers 4-9" in said
     assert "prefill context: no [memory]" in said
     assert "chat, tools, images, speculation" in said
     assert "/models/[chat].gguf" in said

@@ -22,7 +22,9 @@ from inferflux.common.contract.messages.hosts import (
 )
 from inferflux.common.contract.subjects import is_safe_token, matches
 from inferflux.common.servers import nats_users
-from inferflux.v1 import host_pb2, model_pb2
+from inferflux.v1 import device_pb2, host_pb2, model_pb2
+
+CPU_RANK = device_pb2.ExpertRank(device="CPU", kind=device_pb2.DEVICE_KIND_CPU)
 
 SUBJECT = subjects.host_status("h")
 READY, LOADING, FAILED = (
@@ -73,6 +75,18 @@ REFUSED: dict[str, tuple[host_pb2.HostStatus, str]] = {
         "models.digest",
     ),
     "a long quantization": (status(hosted(card={"quantization": "q" * 300})), "models.quantization"),
+    "too many ranks": (
+        status(hosted(card={"expert_ranks": [CPU_RANK] * 33})),
+        "models.expert_ranks",
+    ),
+    "a rank of a long device": (
+        status(hosted(card={"expert_ranks": [device_pb2.ExpertRank(device="d" * 300)]})),
+        "models.expert_ranks.device",
+    ),
+    "a rank of no kind": (
+        status(hosted(card={"expert_ranks": [device_pb2.ExpertRank(device="CPU")]})),
+        "models.expert_ranks.kind",
+    ),
     "no state": (status(hosted(state=model_pb2.MODEL_STATE_UNSPECIFIED)), "models.state"),
     "an unknown state": (status(hosted(state=77)), "models.state"),
     "a long reason": (status(hosted(reason="r" * 2000)), "models.reason"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inferflux.gateway.http.paths.models import listed_json, to_json
-from inferflux.v1 import model_pb2
+from inferflux.v1 import device_pb2, model_pb2
 
 
 def test_a_model_says_what_it_can_do_and_where_its_file_is() -> None:
@@ -38,6 +38,14 @@ def test_a_model_says_what_it_is_there_for() -> None:
     ):
         said = to_json(model_pb2.Model(card=model_pb2.ModelCard(name="m", role=role), is_pinned=True), 1)
         assert (said["role"], said["is_pinned"], said["is_default"]) == (name, True, False)
+
+
+def test_a_mixture_says_where_its_experts_are() -> None:
+    rank = device_pb2.ExpertRank(device="RPC0", endpoint="10.0.0.2:50061", first_layer=0, last_layer=11)
+    said = to_json(model_pb2.Model(card=model_pb2.ModelCard(name="m", expert_ranks=[rank])), 1)
+    assert said["expert_ranks"] == [
+        {"device": "RPC0", "endpoint": "10.0.0.2:50061", "first_layer": 0, "last_layer": 11}
+    ]
 
 
 def test_whether_a_model_speculates_is_not_known_before_it_was_loaded() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferflux.worker.files.device_wish import DeviceWish, overrides_of, servers_of, tensor_split_of
+from inferflux.worker.files.expert_ranks import ExpertRank
 
 
 def test_parts_of_a_model_are_numbers() -> None:
@@ -68,13 +69,22 @@ def test_a_later_wish_says_what_it_says_and_leaves_the_rest() -> None:
     assert first.is_all_remote
     assert not both.is_all_remote
     assert not DeviceWish().is_all_remote
+    for here in (DeviceWish(experts_on_cpu=1), DeviceWish(expert_ranks=(ExpertRank("cpu"),))):
+        assert not first.then(here).is_all_remote
 
 
 def test_the_engine_is_told_what_was_asked() -> None:
     wish = DeviceWish(
-        split_mode="none", main_gpu=1, tensor_overrides=(("a", "CPU"),), gpu_flash_attention="off"
+        split_mode="none",
+        main_gpu=1,
+        tensor_overrides=(("a", "CPU"),),
+        expert_ranks=(ExpertRank("CPU", (0, 3)), ExpertRank("RPC0")),
+        gpu_flash_attention="off",
     )
     message = wish.to_message()
     assert (message.split_mode, message.main_gpu, message.gpu_flash_attention) == ("none", 1, "off")
     assert [(o.pattern, o.device) for o in message.tensor_overrides] == [("a", "CPU")]
+    fixed, equal = message.expert_ranks
+    assert (fixed.device, fixed.first_layer, fixed.last_layer) == ("CPU", 0, 3)
+    assert not equal.HasField("first_layer")
     assert not message.rpc_servers

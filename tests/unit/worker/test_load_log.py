@@ -41,6 +41,23 @@ def test_layers_and_buffers_are_read_by_device() -> None:
     assert log.flash_attention is None
 
 
+def test_experts_that_were_overridden_are_read_by_layer() -> None:
+    log = read(
+        _SPLIT
+        + """tensor blk.1.ffn_up_exps.weight (12 MiB q4_K) buffer type overridden to CPU
+tensor blk.1.ffn_gate_up_exps.bias (0 MiB f32) buffer type overridden to RPC0[127.0.0.1:50901]
+tensor blk.2.ffn_up.weight (12 MiB q4_K) buffer type overridden to CPU
+"""
+    )
+    assert log.device_of == {0: "RPC0", 1: "RPC1", 2: "RPC1"}
+    assert log.moved_experts == {
+        1: {
+            "blk.1.ffn_up_exps.weight": "CPU",
+            "blk.1.ffn_gate_up_exps.bias": "RPC0[127.0.0.1:50901]",
+        }
+    }
+
+
 def test_the_latest_context_counts_and_its_caches_add_up() -> None:
     later = """llama_context: flash_attn            = auto
 llama_kv_cache:        CPU KV buffer size =     4.00 MiB

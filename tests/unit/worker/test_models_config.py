@@ -9,6 +9,7 @@ import pytest
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.contract.messages.hosts import MAX_KNOWN
 from inferflux.worker.files.device_wish import DeviceWish
+from inferflux.worker.files.expert_ranks import ExpertRank
 from inferflux.worker.host.catalog import Wish
 from inferflux.worker.host.models_config import read_models
 
@@ -135,6 +136,7 @@ models:
     main_gpu: 1
     experts_on_cpu: 4
     tensor_overrides: ['blk\.0\..*=CPU']
+    expert_ranks: [RPC0, CUDA0]
     rpc_servers: ["gpu-2:50061"]
     gpu_flash_attention: "on"
   - {path: small.gguf, gpu_layers: 0}
@@ -148,6 +150,7 @@ models:
         main_gpu=1,
         experts_on_cpu=4,
         tensor_overrides=((r"blk\.0\..*", "CPU"),),
+        expert_ranks=(ExpertRank("RPC0"), ExpertRank("CUDA0")),
         rpc_servers=("gpu-2:50061",),
         gpu_flash_attention="on",
     )
@@ -182,6 +185,7 @@ def test_a_switch_is_what_yaml_makes_of_it(tmp_path: Path, value: str, switch: s
         "main_gpu: 16",
         "experts_on_cpu: 5000",
         "tensor_overrides: [blk]",
+        "expert_ranks: [CUDA0=3]",
         "rpc_servers: [host]",
         "gpu_flash_attention: maybe",
     ],

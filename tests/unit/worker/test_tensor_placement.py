@@ -145,6 +145,99 @@ def test_flash_attention_of_a_gpu_has_a_switch_of_its_own(
     assert Placement(asked, [CPU, CUDA]).flash_attention(asked) is expected
 
 
+def rank(name: str, *layers: int) -> device_pb2.ExpertRank:
+    first, last = layers or (None, None)
+    return device_pb2.ExpertRank(device=name, first_layer=first, last_layer=last)
+
+
+def mixture(*ranks: device_pb2.ExpertRank, layers: int = 4, **asked: Any) -> engine_pb2.EngineConfig:
+    """The first layer has no experts."""
+    return config(
+        expert_ranks=ranks, expert_tensors=[0, *[3] * (layers - 1)] if layers else [], n_experts=8, **asked
+    )
+
+
+def logged(*lines: str, layers: int = 4, on: str = "CUDA0") -> LoadLog:
+    log = LoadLog()
+    for i in range(layers):
+        log.take(f"load_tensors: layer {i:3} assigned to device {on}, is_swa = 0")
+    for line in lines:
+        log.take(line)
+    return log
+
+
+def moved(layer: int, buffer: str, *parts: str) -> list[str]:
+    return [
+        f"tensor blk.{layer}.ffn_{part}_exps.weight (12 MiB q4_K) buffer type overridden to {buffer}"
+        for part in parts or ("gate", "up", "down")
+    ]
+
+
+DEVICES = [REMOTE, CUDA, CPU]
+
+
+def test_where_experts_are_is_read_from_the_log() -> None:
+    asked = mixture()
+    lines = [
+        *moved(1, "RPC0[10.0.0.2:50061]"),
+        *moved(2, "RPC0[10.0.0.2:50061]"),
+        *moved(3, "CUDA_Host", "up"),
+    ]
+    remote, both = Placement(asked, DEVICES).found_ranks(logged(*lines))
+    assert (remote.device, remote.endpoint, remote.kind) == (
+        "RPC0",
+        REMOTE.description,
+        device_pb2.DEVICE_KIND_GPU,
+    )
+    assert (remote.first_layer, remote.last_layer) == (1, 2)
+    assert (both.device, both.first_layer, both.last_layer) == ("CPU+CUDA0", 3, 3)
+    (alone,) = Placement(asked, [CPU]).found_ranks(logged(on="CPU"))
+    assert (alone.device, alone.kind, alone.first_layer) == ("CPU", device_pb2.DEVICE_KIND_CPU, 1)
+    assert Placement(mixture(layers=0), DEVICES).found_ranks(logged()) == []
+
+
+def test_ranks_that_overrides_come_before_are_a_warning() -> None:
+    asked = mixture(rank("10.0.0.2:50061", 1, 2), rank("CPU", 3, 3))
+    placement = Placement(asked, DEVICES)
+    lines = [*moved(1, "RPC0[10.0.0.2:50061]"), *moved(2, "CUDA0"), *moved(3, "CPU")]
+    assert len(placement.found_ranks(logged(*lines))) == 3
+    (warning,) = placement.warnings
+    assert warning.startswith("INFERFLUX_WORKER_EXPERT_RANKS does not hold for layers 2:")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "said"),
+    [
+        ([rank("CUDA1", 1, 2)], {}, "names the device CUDA1, and the model uses RPC0, CUDA0, CPU"),
+        ([rank("CUDA0", 1, 4)], {}, "has CUDA0=1-4, and the model's experts are in layers 1-3"),
+        (
+            [rank("RPC0", 1, 2)],
+            {"split_mode": "none", "main_gpu": 1},
+            "names the device RPC0, and the model uses CUDA0",
+        ),
+        ([rank("CUDA0")], {"split_mode": "tensor"}, "SPLIT_MODE is tensor"),
+    ],
+)
+def test_ranks_that_the_devices_or_the_model_do_not_have_are_refused(
+    ranks: list[device_pb2.ExpertRank], asked: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PlacementError, match=said) as caught:
+        Placement(mixture(*ranks, **asked), DEVICES)
+    assert str(caught.value).startswith("INFERFLUX_WORKER_EXPERT_RANKS")
+
+
+def test_a_server_of_several_devices_does_not_name_one() -> None:
+    other = device("RPC1", backend="RPC", buffer_name="RPC1[10.0.0.2:50061]", handle=4)
+    with pytest.raises(PlacementError, match="which lends RPC0, RPC1"):
+        Placement(mixture(rank("10.0.0.2:50061")), [REMOTE, other, CPU])
+
+
+def test_ranks_without_a_gpu_are_a_warning_and_of_no_mixture_nothing() -> None:
+    alone = Placement(mixture(rank("CUDA0", 1, 3)), [CPU])
+    assert ["finds no GPU" in warning for warning in alone.warnings] == [True]
+    assert Placement(mixture(rank("CUDA7", 1, 3), layers=0), DEVICES).warnings == []
+
+
 def test_what_llama_cpp_logged_is_told_by_device() -> None:
     log = LoadLog()
     for line in (

@@ -6,6 +6,7 @@ import pytest
 
 from inferflux.common.process.settings import load
 from inferflux.worker.files.device_wish import DeviceWish
+from inferflux.worker.files.expert_ranks import ExpertRank
 from inferflux.worker.settings import WorkerSettings
 
 
@@ -134,6 +135,7 @@ def test_devices_are_asked_for_by_settings(monkeypatch: pytest.MonkeyPatch) -> N
         MAIN_GPU="1",
         EXPERTS_ON_CPU="-1",
         TENSOR_OVERRIDES=r"blk\.0\..*=CPU, exps=CUDA1",
+        EXPERT_RANKS="a:1=0-3, CUDA1=4-7",
         RPC_SERVERS="a:1, b:2",
     )
     assert settings.device_wish == DeviceWish(
@@ -143,6 +145,7 @@ def test_devices_are_asked_for_by_settings(monkeypatch: pytest.MonkeyPatch) -> N
         main_gpu=1,
         experts_on_cpu=-1,
         tensor_overrides=((r"blk\.0\..*", "CPU"), ("exps", "CUDA1")),
+        expert_ranks=(ExpertRank("a:1", (0, 3)), ExpertRank("CUDA1", (4, 7))),
         rpc_servers=("a:1", "b:2"),
         gpu_flash_attention="off",
     )
@@ -157,6 +160,7 @@ def test_devices_are_asked_for_by_settings(monkeypatch: pytest.MonkeyPatch) -> N
         ("MAIN_GPU", "16"),
         ("EXPERTS_ON_CPU", "-2"),
         ("TENSOR_OVERRIDES", "blk"),
+        ("EXPERT_RANKS", "CUDA0=0-3,CUDA1=3-7"),
         ("RPC_SERVERS", "host"),
     ],
 )

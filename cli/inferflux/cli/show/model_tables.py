@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from inferflux.v1 import model_pb2
+from inferflux.v1 import device_pb2, model_pb2
 
 from .rows import bytes_words, make_table, scaled
 
@@ -59,6 +59,7 @@ def model_view(model: model_pb2.Model) -> RenderableType:
         ("architecture", escape(" ".join(filter(None, (card.architecture, card.quantization))))),
         ("parameters", scaled(card.parameters, 1000, ("", " k", " M", " B"))),
         ("experts", f"{card.n_active_experts} of {card.n_experts} for a token" if card.n_experts else ""),
+        ("experts on", "\n".join(rank_words(rank) for rank in card.expert_ranks)),
         ("size", bytes_words(card.size_bytes)),
         ("context", f"{card.context_length:,}"),
         ("KV of a token", bytes_words(card.kv_bytes_per_token) if card.kv_bytes_per_token else ""),
@@ -78,6 +79,12 @@ def model_view(model: model_pb2.Model) -> RenderableType:
             escape("\n".join(filter(None, (place.path, place.mmproj_path)))),
         )
     return Group(about, places) if model.places else about
+
+
+def rank_words(rank: device_pb2.ExpertRank) -> str:
+    """Layers whose experts a device has, and the device."""
+    where = f"{rank.device} ({rank.endpoint})" if rank.endpoint else rank.device
+    return escape(f"{where}: layers {rank.first_layer}-{rank.last_layer}")
 
 
 def abilities(card: model_pb2.ModelCard) -> list[str]:

@@ -61,6 +61,9 @@ class DevicePlacement(_message.Message):
     TENSOR_OVERRIDES_FIELD_NUMBER: _builtins.int
     RPC_SERVERS_FIELD_NUMBER: _builtins.int
     GPU_FLASH_ATTENTION_FIELD_NUMBER: _builtins.int
+    EXPERT_RANKS_FIELD_NUMBER: _builtins.int
+    EXPERT_TENSORS_FIELD_NUMBER: _builtins.int
+    N_EXPERTS_FIELD_NUMBER: _builtins.int
     split_mode: _builtins.str
     """none, layer, row or tensor; empty: layer."""
     main_gpu: _builtins.int
@@ -69,6 +72,7 @@ class DevicePlacement(_message.Message):
     """The experts of this many layers, from the first one on, stay in main memory; -1: of all layers."""
     gpu_flash_attention: _builtins.str
     """Of contexts with layers on a GPU: auto, on or off; empty: auto. EngineConfig.flash_attention is off: off."""
+    n_experts: _builtins.int
     @_builtins.property
     def tensor_split(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """What part of the model each GPU gets, in the order of the devices. The sum does not matter."""
@@ -81,6 +85,16 @@ class DevicePlacement(_message.Message):
     def rpc_servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ggml's RPC servers, host:port: their devices are GPUs to llama.cpp, and come first."""
 
+    @_builtins.property
+    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpertRank]:
+        """Devices that have the experts of whole layers; a device may be the host:port of an RPC server. Without layers:
+        an equal part each. tensor_overrides come before these, and these before experts_on_cpu.
+        """
+
+    @_builtins.property
+    def expert_tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many tensors of experts each layer of the model has, from the first one on; and how many experts."""
+
     def __init__(
         self,
         *,
@@ -91,14 +105,63 @@ class DevicePlacement(_message.Message):
         tensor_overrides: _abc.Iterable[Global___TensorOverride] | None = ...,
         rpc_servers: _abc.Iterable[_builtins.str] | None = ...,
         gpu_flash_attention: _builtins.str = ...,
+        expert_ranks: _abc.Iterable[Global___ExpertRank] | None = ...,
+        expert_tensors: _abc.Iterable[_builtins.int] | None = ...,
+        n_experts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts_on_cpu", b"experts_on_cpu", "gpu_flash_attention", b"gpu_flash_attention", "main_gpu", b"main_gpu", "rpc_servers", b"rpc_servers", "split_mode", b"split_mode", "tensor_overrides", b"tensor_overrides", "tensor_split", b"tensor_split"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expert_ranks", b"expert_ranks", "expert_tensors", b"expert_tensors", "experts_on_cpu", b"experts_on_cpu", "gpu_flash_attention", b"gpu_flash_attention", "main_gpu", b"main_gpu", "n_experts", b"n_experts", "rpc_servers", b"rpc_servers", "split_mode", b"split_mode", "tensor_overrides", b"tensor_overrides", "tensor_split", b"tensor_split"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DevicePlacement: _TypeAlias = DevicePlacement  # noqa: Y015
+
+@_typing.final
+class ExpertRank(_message.Message):
+    """A range of layers whose experts are on one device. In a GGUF file one tensor has all experts of a layer: they are
+    never on several devices.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    LAST_LAYER_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """By its name in DeviceContext. Where tensors of a layer's experts are on several, their names joined by +."""
+    kind: Global___DeviceKind.ValueType
+    """Of experts that are there."""
+    endpoint: _builtins.str
+    """Host and port of the RPC server that has it; empty: it is in the worker's machine."""
+    first_layer: _builtins.int
+    """From 0 on: the first, and the last one. Layers between them may have no experts."""
+    last_layer: _builtins.int
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        kind: Global___DeviceKind.ValueType = ...,
+        endpoint: _builtins.str = ...,
+        first_layer: _builtins.int | None = ...,
+        last_layer: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_layer", b"_first_layer", "_last_layer", b"_last_layer", "first_layer", b"first_layer", "last_layer", b"last_layer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_layer", b"_first_layer", "_last_layer", b"_last_layer", "device", b"device", "endpoint", b"endpoint", "first_layer", b"first_layer", "kind", b"kind", "last_layer", b"last_layer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__first_layer: _TypeAlias = _typing.Literal["first_layer"]  # noqa: Y015
+    _WhichOneofArgType__first_layer: _TypeAlias = _typing.Literal["_first_layer", b"_first_layer"]  # noqa: Y015
+    _WhichOneofReturnType__last_layer: _TypeAlias = _typing.Literal["last_layer"]  # noqa: Y015
+    _WhichOneofArgType__last_layer: _TypeAlias = _typing.Literal["_last_layer", b"_last_layer"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_layer) -> _WhichOneofReturnType__first_layer | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_layer) -> _WhichOneofReturnType__last_layer | None: ...
+
+Global___ExpertRank: _TypeAlias = ExpertRank  # noqa: Y015
 
 @_typing.final
 class TensorOverride(_message.Message):

@@ -698,6 +698,7 @@ class EngineReady(_message.Message):
     HOST_BYTES_FIELD_NUMBER: _builtins.int
     EXCHANGE_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_ERROR_FIELD_NUMBER: _builtins.int
+    EXPERT_RANKS_FIELD_NUMBER: _builtins.int
     kv_cells: _builtins.int
     context_length: _builtins.int
     vocabulary_size: _builtins.int
@@ -742,6 +743,10 @@ class EngineReady(_message.Message):
     def paths(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.EnginePath]:
         """What it found out about itself at the start."""
 
+    @_builtins.property
+    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[_device_pb2.ExpertRank]:
+        """As in ModelCard."""
+
     def __init__(
         self,
         *,
@@ -769,10 +774,11 @@ class EngineReady(_message.Message):
         host_bytes: _builtins.int = ...,
         exchange: _builtins.str = ...,
         deterministic_error: _builtins.str | None = ...,
+        expert_ranks: _abc.Iterable[_device_pb2.ExpertRank] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "exchange", b"exchange", "has_chat_template", b"has_chat_template", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "adapters", b"adapters", "constraint_error", b"constraint_error", "context_length", b"context_length", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "disk_error", b"disk_error", "embedding_length", b"embedding_length", "exchange", b"exchange", "expert_ranks", b"expert_ranks", "has_chat_template", b"has_chat_template", "host_bytes", b"host_bytes", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "parameters", b"parameters", "paths", b"paths", "prefill_cells", b"prefill_cells", "prefill_context_error", b"prefill_context_error", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "slots", b"slots", "speculation_error", b"speculation_error", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "trials", b"trials", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deterministic_error: _TypeAlias = _typing.Literal["deterministic_error"]  # noqa: Y015
     _WhichOneofArgType__deterministic_error: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error"]  # noqa: Y015

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from inferflux.v1 import device_pb2 as _device_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -129,6 +130,7 @@ class ModelCard(_message.Message):
     IS_MOE_FIELD_NUMBER: _builtins.int
     N_EXPERTS_FIELD_NUMBER: _builtins.int
     N_ACTIVE_EXPERTS_FIELD_NUMBER: _builtins.int
+    EXPERT_RANKS_FIELD_NUMBER: _builtins.int
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     CAN_CALL_TOOLS_FIELD_NUMBER: _builtins.int
     HAS_GENERIC_TOOLS_FIELD_NUMBER: _builtins.int
@@ -185,6 +187,10 @@ class ModelCard(_message.Message):
     """The context that it was trained with, in tokens, and numbers of a token's embedding: 0 where the file does not say."""
     token_embedding_length: _builtins.int
     @_builtins.property
+    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[_device_pb2.ExpertRank]:
+        """Where its experts are, on the worker that says so: in the order of the layers; empty before it was loaded."""
+
+    @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterCard]:
         """That requests may choose: `name:adapter`."""
 
@@ -208,6 +214,7 @@ class ModelCard(_message.Message):
         is_moe: _builtins.bool = ...,
         n_experts: _builtins.int = ...,
         n_active_experts: _builtins.int = ...,
+        expert_ranks: _abc.Iterable[_device_pb2.ExpertRank] | None = ...,
         kv_bytes_per_token: _builtins.int = ...,
         can_call_tools: _builtins.bool = ...,
         has_generic_tools: _builtins.bool = ...,
@@ -224,7 +231,7 @@ class ModelCard(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "can_speculate", b"can_speculate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "has_chat_template", b"has_chat_template", "has_generic_tools", b"has_generic_tools", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "paths", b"paths", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "token_embedding_length", b"token_embedding_length", "trained_context_length", b"trained_context_length", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate", "adapters", b"adapters", "architecture", b"architecture", "can_call_tools", b"can_call_tools", "can_constrain", b"can_constrain", "can_speculate", b"can_speculate", "context_length", b"context_length", "digest", b"digest", "embedding_length", b"embedding_length", "expert_ranks", b"expert_ranks", "has_chat_template", b"has_chat_template", "has_generic_tools", b"has_generic_tools", "is_moe", b"is_moe", "kv_bytes_per_token", b"kv_bytes_per_token", "n_active_experts", b"n_active_experts", "n_experts", b"n_experts", "name", b"name", "parameters", b"parameters", "paths", b"paths", "projector", b"projector", "quantization", b"quantization", "role", b"role", "size_bytes", b"size_bytes", "takes_audio", b"takes_audio", "takes_images", b"takes_images", "token_embedding_length", b"token_embedding_length", "trained_context_length", b"trained_context_length", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__can_speculate: _TypeAlias = _typing.Literal["can_speculate"]  # noqa: Y015
     _WhichOneofArgType__can_speculate: _TypeAlias = _typing.Literal["_can_speculate", b"_can_speculate"]  # noqa: Y015

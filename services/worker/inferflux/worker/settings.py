@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
@@ -30,6 +31,7 @@ from .files.device_wish import (
     servers_of,
     tensor_split_of,
 )
+from .files.expert_ranks import ranks_of
 from .files.kv_types import KvType
 from .kv_settings import KvSettings
 
@@ -44,6 +46,16 @@ _MOST_INT64 = 2**63 - 1
 def _url(value: str) -> str:
     check_url(value)
     return value
+
+
+def _read_by(read: Callable[[list[str]], object]) -> AfterValidator:
+    """A check that `read` can read the parts of a list."""
+
+    def check(value: str) -> str:
+        read(listed(value))
+        return value
+
+    return AfterValidator(check)
 
 
 class WorkerSettings(KvSettings):
@@ -216,7 +228,7 @@ class WorkerSettings(KvSettings):
         "how several [GPUs](devices.md#several-gpus) share a model: `layer`, each has whole layers; `none`, "
         "`MAIN_GPU` has all; `row` and `tensor`, each has a part of every layer",
     )
-    tensor_split: str = setting(
+    tensor_split: Annotated[str, _read_by(tensor_split_of)] = setting(
         "",
         "what part of a model each GPU gets, such as `3,1`; empty: by their free memory",
     )
@@ -233,12 +245,17 @@ class WorkerSettings(KvSettings):
         ge=-1,
         le=MOST_LAYERS,
     )
-    tensor_overrides: str = setting(
+    tensor_overrides: Annotated[str, _read_by(overrides_of)] = setting(
         "",
         "`pattern=DEVICE`, comma-separated: tensors whose names match the regular expression are put "
         "[there](devices.md#tensors-by-name)",
     )
-    rpc_servers: str = setting(
+    expert_ranks: Annotated[str, _read_by(ranks_of)] = setting(
+        "",
+        "of a [mixture of experts](devices.md#ranks-of-experts): `DEVICE=FIRST-LAST`, comma-separated, the "
+        "layers whose experts are there; or `DEVICE` alone, of each that has an equal part of them",
+    )
+    rpc_servers: Annotated[str, _read_by(servers_of)] = setting(
         "",
         "`host:port`, comma-separated: [RPC servers](devices.md#layers-over-hosts) of ggml, which take "
         "layers of the models. Their protocol has no encryption and no keys: private networks only",
@@ -361,24 +378,6 @@ class WorkerSettings(KvSettings):
             raise ValueError("must be 0 where INFERFLUX_WORKER_KV_CELLS is set: either sizes the KV cache")
         return value
 
-    @field_validator("tensor_split")
-    @classmethod
-    def _has_parts(cls, value: str) -> str:
-        tensor_split_of(listed(value))
-        return value
-
-    @field_validator("tensor_overrides")
-    @classmethod
-    def _has_patterns(cls, value: str) -> str:
-        overrides_of(listed(value))
-        return value
-
-    @field_validator("rpc_servers")
-    @classmethod
-    def _has_addresses(cls, value: str) -> str:
-        servers_of(listed(value))
-        return value
-
     @field_validator("speculation")
     @classmethod
     def _a_draft_model_is_named(cls, value: str, info: ValidationInfo) -> str:
@@ -425,6 +424,7 @@ class WorkerSettings(KvSettings):
             main_gpu=self.main_gpu,
             experts_on_cpu=self.experts_on_cpu,
             tensor_overrides=overrides_of(listed(self.tensor_overrides)),
+            expert_ranks=ranks_of(listed(self.expert_ranks)),
             rpc_servers=servers_of(listed(self.rpc_servers)),
             gpu_flash_attention=self.cuda_flash_attention,
         )

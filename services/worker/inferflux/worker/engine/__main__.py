@@ -226,6 +226,7 @@ def _load(worker: _Worker, inbox: Inbox, note: ImageNote) -> Engine:
         deterministic_error=backend.open_deterministic() if config.deterministic else None,
         trials=backend.trials.to_message(),
         device_context=backend.device_context,
+        expert_ranks=backend.expert_ranks,
         takes_images=backend.projector is not None and backend.projector.takes_images,
         takes_audio=backend.projector is not None and backend.projector.takes_audio,
         adapters=[engine.load_adapter_now(adapter) for adapter in config.adapters],

@@ -13,6 +13,8 @@ from pydantic import BeforeValidator
 from inferflux.common.contract import address
 from inferflux.v1 import device_pb2
 
+from .expert_ranks import ExpertRank
+
 SplitMode = Literal["none", "layer", "row", "tensor"]
 
 _SWITCHES = {"true": "on", "1": "on", "on": "on", "false": "off", "0": "off", "off": "off", "auto": "auto"}
@@ -45,6 +47,7 @@ class DeviceWish:
         main_gpu: the one that is used where `split_mode` is none.
         experts_on_cpu: layers whose experts stay in main memory; -1: all.
         tensor_overrides: (pattern, device): the first pattern that a tensor's name matches counts.
+        expert_ranks: devices of the experts of whole layers; after `tensor_overrides`.
         rpc_servers: host:port.
         gpu_flash_attention: of contexts with layers on a GPU.
     """
@@ -55,6 +58,7 @@ class DeviceWish:
     main_gpu: int | None = None
     experts_on_cpu: int | None = None
     tensor_overrides: tuple[tuple[str, str], ...] | None = None
+    expert_ranks: tuple[ExpertRank, ...] | None = None
     rpc_servers: tuple[str, ...] | None = None
     gpu_flash_attention: Switch | None = None
 
@@ -67,7 +71,10 @@ class DeviceWish:
     @property
     def is_all_remote(self) -> bool:
         """True if every layer goes to RPC servers, where no GPU of this machine takes some."""
-        return bool(self.rpc_servers) and self.gpu_layers in (None, -1)
+        has_experts_here = self.experts_on_cpu or any(
+            r.device.upper() == "CPU" for r in self.expert_ranks or ()
+        )
+        return bool(self.rpc_servers) and self.gpu_layers in (None, -1) and not has_experts_here
 
     def to_message(self) -> device_pb2.DevicePlacement:
         return device_pb2.DevicePlacement(
@@ -78,6 +85,14 @@ class DeviceWish:
             tensor_overrides=[
                 device_pb2.TensorOverride(pattern=pattern, device=device)
                 for pattern, device in self.tensor_overrides or ()
+            ],
+            expert_ranks=[
+                device_pb2.ExpertRank(
+                    device=rank.device,
+                    first_layer=rank.layers[0] if rank.layers else None,
+                    last_layer=rank.layers[1] if rank.layers else None,
+                )
+                for rank in self.expert_ranks or ()
             ],
             rpc_servers=self.rpc_servers or (),
             gpu_flash_attention=self.gpu_flash_attention or "",

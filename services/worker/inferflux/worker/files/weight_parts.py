@@ -67,7 +67,7 @@ class WeightParts:
         input: embeddings, which stay in main memory; `embedding`: those of tokens.
         output: what comes after the last layer.
         layers: of each layer, its experts among them.
-        experts: of each layer, those alone.
+        experts: of each layer, those alone. expert_tensors: how many tensors these are.
         shares_output: whether the output layer is the embeddings once more: a GPU has a copy then.
     """
 
@@ -76,6 +76,7 @@ class WeightParts:
     output: int = 0
     layers: tuple[int, ...] = ()
     experts: tuple[int, ...] = ()
+    expert_tensors: tuple[int, ...] = ()
     shares_output: bool = False
 
 
@@ -88,6 +89,7 @@ class PartCounts:
     def __init__(self) -> None:
         self._layers: Counter[int] = Counter()
         self._experts: Counter[int] = Counter()
+        self._expert_tensors: Counter[int] = Counter()
         self._input = self._embeddings = self._output = 0
         self._has_output = False
 
@@ -98,6 +100,7 @@ class PartCounts:
             self._layers[int(found[1])] += n_bytes
             if _EXPERTS.search(name):
                 self._experts[int(found[1])] += n_bytes
+                self._expert_tensors[int(found[1])] += 1
         elif _INPUT.match(name):
             self._input += n_bytes
             if name == "token_embd.weight":
@@ -115,5 +118,6 @@ class PartCounts:
             output=self._output + beyond + (0 if self._has_output else self._embeddings),
             layers=tuple(self._layers[i] for i in range(n_layers)),
             experts=tuple(self._experts[i] for i in range(n_layers)),
+            expert_tensors=tuple(self._expert_tensors[i] for i in range(n_layers)),
             shares_output=not self._has_output,
         )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from inferflux.api.speculation import SOURCES
 from inferflux.common.contract.models.model_roles import embeds
-from inferflux.v1 import engine_pb2, model_pb2
+from inferflux.v1 import device_pb2, engine_pb2, model_pb2
+from inferflux.worker.files.device_wish import DeviceWish
 from inferflux.worker.files.kv_types import KvTypes
 from inferflux.worker.files.model_file import ModelFile
 from inferflux.worker.files.needs import (
@@ -159,7 +160,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         threads=settings.threads,
         batch_tokens=settings.batch_tokens,
         gpu_layers=-1 if devices.gpu_layers is None else devices.gpu_layers,
-        placement=devices.to_message(),
+        placement=_placement(devices, file),
         flash_attention=True,
         max_itl_factor=settings.max_itl_factor,
         step_limit_s=settings.step_limit_s,
@@ -171,6 +172,15 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         mmproj_digest=wish.projector_digest,
         image_bytes=_IMAGE_BYTES,
     )
+
+
+def _placement(devices: DeviceWish, file: ModelFile) -> device_pb2.DevicePlacement:
+    """Devices that are asked for, and what has to be known of the file to use them."""
+    asked = devices.to_message()
+    if file.facts.is_moe:
+        asked.expert_tensors.extend(file.facts.parts.expert_tensors)
+        asked.n_experts = file.facts.n_experts
+    return asked
 
 
 def _exchange(settings: WorkerSettings) -> Path:
@@ -210,6 +220,8 @@ def learnt(before: model_pb2.ModelCard, engine: model_pb2.ModelCard) -> model_pb
     card.can_speculate = engine.can_speculate
     card.takes_images, card.takes_audio = engine.takes_images, engine.takes_audio
     card.projector = engine.projector
+    del card.expert_ranks[:]
+    card.expert_ranks.extend(engine.expert_ranks)
     card.embedding_length = engine.embedding_length
     del card.paths[:]
     card.paths.extend(engine.paths)

@@ -41,6 +41,7 @@ from inferflux.worker.files.device_wish import (
     servers_of,
     tensor_split_of,
 )
+from inferflux.worker.files.expert_ranks import ranks_of
 from inferflux.worker.files.mmproj_file import read_projection
 
 from .catalog import AdapterWish, Wish
@@ -121,6 +122,7 @@ class _Entry(BaseModel):
     main_gpu: int | None = Field(default=None, ge=0, lt=MOST_GPUS)
     experts_on_cpu: int | None = Field(default=None, ge=-1, le=MOST_LAYERS)
     tensor_overrides: Annotated[list[str], AfterValidator(_usable(overrides_of))] | None = None
+    expert_ranks: Annotated[list[str], AfterValidator(_usable(ranks_of))] | None = None
     rpc_servers: Annotated[list[str], AfterValidator(_usable(servers_of))] | None = None
     gpu_flash_attention: Switch | None = None
     mmproj: _Path | None = None
@@ -189,6 +191,7 @@ def _wish(entry: _Entry, path: Path, *, place: str) -> Wish:
             main_gpu=entry.main_gpu,
             experts_on_cpu=entry.experts_on_cpu,
             tensor_overrides=None if entry.tensor_overrides is None else overrides_of(entry.tensor_overrides),
+            expert_ranks=None if entry.expert_ranks is None else ranks_of(entry.expert_ranks),
             rpc_servers=None if entry.rpc_servers is None else servers_of(entry.rpc_servers),
             gpu_flash_attention=entry.gpu_flash_attention,
         ),

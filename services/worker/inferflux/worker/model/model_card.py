@@ -43,6 +43,8 @@ def learn_card(card: model_pb2.ModelCard, ready: engine_pb2.EngineReady, *, proj
     card.has_chat_template = ready.has_chat_template
     card.can_constrain = not ready.constraint_error
     card.can_speculate = not ready.speculation_error
+    del card.expert_ranks[:]
+    card.expert_ranks.extend(ready.expert_ranks)
     del card.paths[:]
     card.paths.extend(ready.paths)
     if card.role == model_pb2.MODEL_ROLE_EMBEDDING:

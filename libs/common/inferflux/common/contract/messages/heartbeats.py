@@ -20,6 +20,7 @@ MAX_BYTES_PER_S = 1e15
 # Of ggml: 16 GPUs, and as many RPC servers, each with some.
 MAX_DEVICES = 64
 MAX_PATHS = 16
+MAX_EXPERT_RANKS = 32
 MAX_TEXT_BYTES = 256
 _CELL_COUNTS = (
     "kv_cells",
@@ -125,6 +126,11 @@ def check_card(card: model_pb2.ModelCard) -> None:
         checks.check_known(card.role, model_pb2.ModelRole, "models.role")
     checks.check_text(card.architecture, MAX_TEXT_BYTES, "models.architecture")
     checks.check_text(card.quantization, MAX_TEXT_BYTES, "models.quantization")
+    checks.check_count(card.expert_ranks, MAX_EXPERT_RANKS, "models.expert_ranks")
+    for rank in card.expert_ranks:
+        checks.check_text(rank.device, MAX_TEXT_BYTES, "models.expert_ranks.device")
+        checks.check_text(rank.endpoint, MAX_TEXT_BYTES, "models.expert_ranks.endpoint")
+        checks.check_known(rank.kind, device_pb2.DeviceKind, "models.expert_ranks.kind")
     adapters.check_cards(card, "models.adapters")
     checks.check_count(card.paths, MAX_PATHS, "models.paths")
     for path in card.paths:

@@ -12,7 +12,7 @@ from inferflux.common.contract.requests.adapters import joined
 from inferflux.gateway.http.errors.shapes import is_anthropic
 from inferflux.gateway.http.front.endpoint import Request
 from inferflux.gateway.models.models import ModelRegistry
-from inferflux.v1 import model_pb2
+from inferflux.v1 import device_pb2, model_pb2
 
 # llama.cpp's word for a model that takes more than text.
 _MULTIMODAL = "multimodal"
@@ -101,6 +101,7 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "is_moe": card.is_moe,
         "n_experts": card.n_experts,
         "n_active_experts": card.n_active_experts,
+        "expert_ranks": [_rank_json(rank) for rank in card.expert_ranks],
         "has_chat_template": card.has_chat_template,
         "can_call_tools": card.can_call_tools,
         "has_generic_tools": card.has_generic_tools,
@@ -115,6 +116,15 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
         "is_default": model.is_default,
         "is_pinned": model.is_pinned,
         "places": [_place_json(place) for place in model.places],
+    }
+
+
+def _rank_json(rank: device_pb2.ExpertRank) -> dict[str, Any]:
+    return {
+        "device": rank.device,
+        "endpoint": rank.endpoint,
+        "first_layer": rank.first_layer,
+        "last_layer": rank.last_layer,
     }
 
 

@@ -67,6 +67,7 @@ class Backend:
         self._threads = loaded.threads
         # Steps of at most this many tokens are left to one thread.
         self._single_thread_tokens = 0
+        self.expert_ranks = self._placement.found_ranks(loaded.log)
         self._devices = self._placement.report(loaded.log, config, flash_attention=self._main.flash_attention)
         self.cells = self._main.cells
         self._known = known_trials(config, self.cells)

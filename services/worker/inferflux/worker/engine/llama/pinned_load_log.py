@@ -1,17 +1,18 @@
 """Reading of llama.cpp's log of a model that it loads: the devices of layers, and the buffers it made (pure).
 
 llama.cpp tells these nowhere else, so the module is pinned to the log text of the llama.cpp of
-llama-cpp-python 0.3.36. The lines are those of its load_tensors, llama_kv_cache, sched_reserve and
-resolve_fused_ops.
+llama-cpp-python 0.3.36. The lines are those of its load_tensors, create_tensor, llama_kv_cache, sched_reserve
+and resolve_fused_ops.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
 _MIB = 1 << 20
-_LAYER = re.compile(r"load_tensors: layer\s+\d+ assigned to device (\S+),")
+_LAYER = re.compile(r"load_tensors: layer\s+(\d+) assigned to device (\S+),")
+_OVERRIDE = re.compile(r"^tensor (blk\.(\d+)\.ffn_\S*exps\S*) .* buffer type overridden to (\S.*)")
 _BUFFER = re.compile(r": +(\S.*?) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
 _CONTEXT = re.compile(r"^llama_context: flash_attn +=")
 _RESOLVED = re.compile(r"\bFlash Attention (enabled|not supported)")
@@ -25,7 +26,8 @@ class LoadLog:
     """Lines are taken as they come.
 
     Attributes:
-        layers: by the device's name; the output layer is one.
+        layers: by the device's name; the output layer is one. device_of: the device's name, by layer.
+        moved_experts: by layer and name, the buffer type of each tensor of experts that was overridden.
         weights, kv, compute: bytes by the name of the buffer type. Those of the latest context count.
         flash_attention: of the latest context, where llama.cpp chose; None where it did as it was told.
         flash_attention_reason: the line that says why there is none; empty otherwise.
@@ -33,6 +35,8 @@ class LoadLog:
 
     def __init__(self) -> None:
         self.layers: Counter[str] = Counter()
+        self.device_of: dict[int, str] = {}
+        self.moved_experts: defaultdict[int, dict[str, str]] = defaultdict(dict)
         self.weights: Counter[str] = Counter()
         self.kv: Counter[str] = Counter()
         self.compute: Counter[str] = Counter()
@@ -43,7 +47,10 @@ class LoadLog:
     def take(self, line: str) -> None:
         """One line of the log."""
         if found := _LAYER.search(line):
-            self.layers[found[1]] += 1
+            self.layers[found[2]] += 1
+            self.device_of[int(found[1])] = found[2]
+        elif found := _OVERRIDE.search(line):
+            self.moved_experts[int(found[2])][found[1]] = found[3].strip()
         elif found := _BUFFER.search(line):
             self._take_buffer(found[1], found[2], round(float(found[3]) * _MIB))
         elif _CONTEXT.search(line):

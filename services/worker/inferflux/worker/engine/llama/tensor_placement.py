@@ -11,12 +11,14 @@ from typing import Any
 from inferflux.common.contract.messages.heartbeats import MAX_DEVICES, MAX_TEXT_BYTES
 from inferflux.common.llama.native import llama
 from inferflux.v1 import device_pb2, engine_pb2
+from inferflux.worker.files.expert_ranks import MOST_RANKS, ExpertDispatch, ExpertRank
 
 from .devices import FoundDevice
 from .pinned_load_log import LoadLog
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_RANKS = "INFERFLUX_WORKER_EXPERT_RANKS"
 _ALL_LAYERS = -1
 _CPU = "CPU"
 # Of what llama.cpp makes of several GPUs for the split mode tensor, and names so.
@@ -54,6 +56,7 @@ class Placement:
         self._kept: list[Any] = []
         if self._gpus:
             self._check()
+        self._experts = self._dispatch()
         self._overrides = self._buffer_types()
 
     def _missed(self) -> list[str]:
@@ -93,6 +96,10 @@ class Placement:
             if self._gpus:
                 raise PlacementError(f"{said}, and there are {', '.join(d.name for d in self._devices)}")
             self.warnings.append(f"{said}, and llama.cpp finds no GPU: its tensors are in main memory")
+        for i, rank in enumerate(self._experts.ranks):
+            buffer_type = self._rank_device(rank.device).buffer_type
+            layers_of_rank = "|".join(map(str, self._experts.layers_of(i)))
+            found.append((rf"^blk\.({layers_of_rank}){_EXPERTS}", buffer_type))
         layers = self._asked.experts_on_cpu
         cpu = by_name.get(_CPU.lower())
         if self._gpus and layers and cpu is not None:  # the CPU alone has better places for them
@@ -100,6 +107,87 @@ class Placement:
                 found.append((_EXPERTS, cpu.buffer_type))
             found += [(rf"blk\.{i}{_EXPERTS}", cpu.buffer_type) for i in range(layers)]
         return found
+
+    def _dispatch(self) -> ExpertDispatch:
+        """Ranks that the model's experts are to have: none where it is no mixture, or nothing but the CPU is
+        there."""
+        asked = [
+            ExpertRank(one.device, (one.first_layer, one.last_layer) if one.HasField("last_layer") else None)
+            for one in self._asked.expert_ranks
+        ]
+        layers = [i for i, n_tensors in enumerate(self._asked.expert_tensors) if n_tensors]
+        if asked and not self._gpus:
+            self.warnings.append(f"{_RANKS} is set, and llama.cpp finds no GPU: experts are in main memory")
+        if not self._gpus or not layers:
+            asked = []
+        if asked and self._asked.split_mode == "tensor":
+            raise PlacementError(
+                f"{_RANKS} is set, and INFERFLUX_WORKER_SPLIT_MODE is tensor: a GPU has a part of each"
+            )
+        try:
+            return ExpertDispatch(asked, layers, self._asked.n_experts)
+        except ValueError as error:
+            raise PlacementError(f"{_RANKS} {error}") from None
+
+    def _rank_device(self, wanted: str) -> FoundDevice:
+        """The device that a rank names, or the one that the RPC server of this address lends.
+
+        Raises:
+            PlacementError: the model uses none, or several of it.
+        """
+        gpus = self._gpus
+        if self._asked.split_mode == "none":
+            gpus = gpus[self._asked.main_gpu :][:1]
+        usable = [*gpus, *(device for device in self._devices if device.name.upper() == _CPU)]
+        found = [
+            device
+            for device in usable
+            if wanted.lower() in (device.name.lower(), device.is_remote and device.description.lower())
+        ]
+        if len(found) != 1:
+            names = ", ".join(device.name for device in found or usable)
+            which = "which lends" if found else "and the model uses"
+            raise PlacementError(f"{_RANKS} names the device {wanted}, {which} {names}")
+        return found[0]
+
+    def found_ranks(self, log: LoadLog) -> list[device_pb2.ExpertRank]:
+        """Report where the experts of each layer went, by llama.cpp's log; empty where it is no mixture.
+
+        Layers that are not where a rank was asked to have them are a warning.
+        """
+        found: list[device_pb2.ExpertRank] = []
+        elsewhere: list[str] = []
+        by_name = {device.name: device for device in self._devices}
+        for layer, n_tensors in enumerate(self._asked.expert_tensors):
+            if not n_tensors or layer not in log.device_of:
+                continue
+            moved = [self._name_of(buffer) for buffer in log.moved_experts[layer].values()]
+            names = {*moved, *([log.device_of[layer]] if len(moved) < n_tensors else [])}
+            name = "+".join(sorted(names))
+            owner = self._experts.owner_of(layer, 0)
+            if owner is not None and self._rank_device(self._experts.ranks[owner].device).name != name:
+                elsewhere.append(str(layer))
+            if found and found[-1].device == _short(name):
+                found[-1].last_layer = layer
+                continue
+            device = by_name.get(name)
+            found.append(
+                device_pb2.ExpertRank(
+                    device=_short(name),
+                    kind=device.kind if device is not None else device_pb2.DEVICE_KIND_GROUP,
+                    endpoint=device.description if device is not None and device.is_remote else "",
+                    first_layer=layer,
+                    last_layer=layer,
+                )
+            )
+        if elsewhere:
+            layers = ", ".join(elsewhere)
+            self.warnings.append(f"{_RANKS} does not hold for layers {layers}: tensor overrides come first")
+        return found[:MOST_RANKS]
+
+    def _name_of(self, buffer: str) -> str:
+        """Name of the device that a buffer type belongs to."""
+        return next(iter(_by_device(Counter({buffer: 1}), self._devices)))
 
     def flash_attention(self, config: engine_pb2.EngineConfig) -> bool | None:
         """Setting of a context's flash attention; None leaves it to llama.cpp, which knows what the GPU
