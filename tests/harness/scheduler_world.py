@@ -130,11 +130,9 @@ class SimWorker(ContractWorker):
         received = self._heartbeats.parse(status.SerializeToString(), self.worker_id)
         self.world.tell(lambda: self.world.core.on_heartbeat(received, self.world.now))
 
-    def on_command(self, command: worker_pb2.WorkerCommand) -> None:
-        super().on_command(command)
-        if command.HasField("take_state") and command.term == self.term:
-            told = command.take_state
-            self.taking[RequestKey(told.tenant, told.request_id)] = told
+    def take_state(self, wanted: worker_pb2.TakeState) -> None:
+        """Fetch what another worker computes: the test says when it is here."""
+        self.taking[RequestKey(wanted.tenant, wanted.request_id)] = wanted
 
     def taken(self, key: RequestKey, tokens: int = 0, error: str = "") -> None:
         """Say that what it was told to fetch is here, or will not come."""
