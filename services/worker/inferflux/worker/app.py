@@ -28,7 +28,7 @@ from .host.host import Host
 from .host.host_intake import HostIntake
 from .host.host_status import HostStatusReports
 from .host.host_store import HostStore
-from .host.model_worker import Process
+from .host.model_parts import Process
 from .host.models_config import read_models
 from .metrics import WorkerMetrics
 from .model.emit import Emitter
@@ -36,6 +36,7 @@ from .model.worker_state import WorkerState
 from .processes.engine_process import SpareEngine
 from .processes.witness import Witness
 from .settings import WorkerSettings
+from .transfer.transfers import KvProcess
 
 _MODEL_PATH = "INFERFLUX_WORKER_MODEL_PATH"
 # How long a worker that starts waits for NATS to take its tokenizers.
@@ -288,7 +289,11 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
         try:
             await bus.ensure_streams(settings.stream_limits)
             connected = store.connect(settings.redis_url, tls=settings.client_tls)
-            async with contextlib.aclosing(connected) as redis:
+            async with (
+                contextlib.aclosing(connected) as redis,
+                contextlib.aclosing(KvProcess(settings)) as kv,
+            ):
+                await kv.listen()
                 with Witness(settings.nats_url, settings.id, settings.client_tls) as witness:
                     members = settings.members
                     readiness = WorkerReadiness(probe, [member.id for member in members])
@@ -297,7 +302,7 @@ async def serve(settings: WorkerSettings, shutdown: Shutdown) -> None:
                     def worker_of(member: WorkerSettings) -> Worker:
                         # The chunks that are kept are those of the host, which is made with the emitter.
                         emitter = Emitter(bus, lambda: worker.host.kept_chunks())
-                        process = Process(member, bus, redis, emitter, tracer, metrics, SpareEngine())
+                        process = Process(member, bus, redis, emitter, tracer, metrics, SpareEngine(), kv)
                         worker = Worker(process, wished, readiness, witness)
                         return worker
 

@@ -11,6 +11,7 @@ from inferflux.common.contract import address
 from inferflux.common.http.http_settings import HttpClientSettings
 from inferflux.common.process.setting_kinds import OptionalListenAddress
 from inferflux.common.process.settings import setting
+from inferflux.common.process.tls import ServerTls, TlsFiles
 
 KvTransportName = Literal["auto", "shm", "tcp", "nats", "channel"]
 _LOOPBACK = "127.0.0.1:0"
@@ -57,6 +58,17 @@ class KvSettings(HttpClientSettings):
         if value and not is_guarded and not _is_loopback(address.split(value, "")[0]):
             raise ValueError("must be on loopback, or INFERFLUX_TLS_CERT set, or INFERFLUX_KV_INSECURE=true")
         return value
+
+    @property
+    def kv_server_tls(self) -> ServerTls | None:
+        """TLS of that server, whose callers show certificates; None for plain text.
+
+        Raises:
+            InvalidArgument: a file cannot be used.
+        """
+        if self.tls_cert is None:
+            return None
+        return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca or self.tls_ca))
 
     @property
     def kv_server(self) -> str:

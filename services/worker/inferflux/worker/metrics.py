@@ -14,6 +14,7 @@ from inferflux.v1 import device_pb2, engine_pb2
 
 _RESTORE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_TRANSFER_BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 500, 1000, 2500, 5000)
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 # Gauges that show a field of StepStats as it is: the field, the metric and its meaning.
@@ -190,12 +191,52 @@ class WorkerMetrics:
             "adapter_switches", "Times that a step had another adapter than the step before it."
         )
         self.adapters_loaded = gauge("adapters_loaded", "Adapters that requests may choose now.")
+        self.kv = KvMetrics(declare)
 
     def of(self, model: str) -> ModelMetrics:
         """The metrics of one model. Workers of one process that have the same model share them."""
         if model not in self._models:
             self._models[model] = ModelMetrics(self, model)
         return self._models[model]
+
+
+class KvMetrics:
+    """Metrics of KV state that is fetched from other workers, and sent to them."""
+
+    def __init__(self, declare: Declare) -> None:
+        self._duration = declare.histogram(
+            "kv_transfer_duration_ms",
+            "Milliseconds from when a piece of KV state begins to arrive from another worker until it is in "
+            "the KV cache, by what carries it: `shm`, `tcp`, `nats`, `channel`.",
+            _TRANSFER_BUCKETS_MS,
+            ("backend",),
+        )
+        self._bytes = declare.counter(
+            "kv_transfer_bytes",
+            "Bytes of KV state, by what carries it; `received`: they are in the KV cache; `sent`.",
+            ("backend", "direction"),
+        )
+        self._failures = declare.counter(
+            "kv_transfer_failures",
+            "Fetches of KV state from other workers that came to no end, by reason: the source is "
+            "`unreachable`, or has `refused`; the connection was `lost`; a `timeout`; a packet was out of "
+            "`order` or `corrupt`; there was `no_room`, or too many were under way (`busy`); it was "
+            "`superseded`; the `engine` did not take it. What is missing is computed.",
+            ("reason",),
+        )
+
+    def piece_came(self, backend: str, n_bytes: int, seconds: float) -> None:
+        """A piece is in the KV cache, so long after it began to arrive."""
+        self._duration.labels(backend).observe(seconds * 1000)
+        self._bytes.labels(backend, "received").inc(n_bytes)
+
+    def sent(self, backend: str, n_bytes: int) -> None:
+        """A piece has left for another worker."""
+        self._bytes.labels(backend, "sent").inc(n_bytes)
+
+    def failed(self, reason: str) -> None:
+        """A fetch has failed."""
+        self._failures.labels(reason).inc()
 
 
 class TierMetrics:

@@ -353,6 +353,10 @@ class Bus:
         """Read an image's pixels, checked against their digest; NotFound if there are none."""
         return await self._images.get(name)
 
+    def objects(self, bucket: str) -> ObjectBucket:
+        """Files by name; `ensure_streams` makes the buckets."""
+        return ObjectBucket(self._link, bucket)
+
     def key_value(self, bucket: str) -> KeyValueBucket:
         """Small values by key; `ensure_streams` makes the buckets."""
         return KeyValueBucket(self._link, bucket)

@@ -75,9 +75,20 @@ class ObjectBucket:
             is_stored = True
         finally:
             if not is_stored:
-                await self._purge(nuid)
+                await self._purge(self._chunk_subject(nuid))
         if old is not None:
-            await self._purge(old["nuid"])
+            await self._purge(self._chunk_subject(old["nuid"]))
+
+    async def remove(self, name: str) -> None:
+        """Remove a file, if it is there.
+
+        Raises:
+            Unavailable, DeadlineExceeded: JetStream does not answer.
+        """
+        info = await self._info(name)
+        if info is not None:
+            await self._purge(self._info_subject(name))
+            await self._purge(self._chunk_subject(info["nuid"]))
 
     async def get(self, name: str) -> bytes:
         """The file, its digest checked.
@@ -129,9 +140,9 @@ class ObjectBucket:
                 f"put into {self._bucket}", error["code"], error["err_code"], error["description"]
             ).to_error()
 
-    async def _purge(self, nuid: str) -> None:
+    async def _purge(self, subject: str) -> None:
         try:
-            await self._link.api(f"STREAM.PURGE.{self._stream}", {"filter": self._chunk_subject(nuid)})
+            await self._link.api(f"STREAM.PURGE.{self._stream}", {"filter": subject})
         except ApiError as error:
             raise error.to_error() from error
 

@@ -22,6 +22,9 @@ _TOO_FEW_SERVERS = frozenset({10005, 10023, 10074})
 # The reason of an error: a stream is not there, and this user may not make it.
 STREAM_MISSING = "STREAM_MISSING"
 
+# KV state that was not taken by then goes.
+KV_MAX_AGE_S = 60
+
 # How long a process waits at its start for the streams: for one that may make them, or a cluster that elects.
 _STREAMS_WAIT_S = 20.0
 _STREAMS_RETRY_S = 0.2
@@ -29,7 +32,7 @@ _STREAMS_RETRY_S = 0.2
 
 def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
     """The streams InferFlux needs, as JetStream wants them described."""
-    bucket, images = subjects.TOKENIZERS_BUCKET, subjects.IMAGES_BUCKET
+    bucket, images, kv = subjects.TOKENIZERS_BUCKET, subjects.IMAGES_BUCKET, subjects.KV_BUCKET
     return [
         {
             "name": subjects.JOBS_STREAM,
@@ -74,6 +77,16 @@ def stream_configs(limits: StreamLimits) -> list[dict[str, Any]]:
             "allow_direct": True,
         },
         {
+            "name": subjects.KV_STREAM,
+            "subjects": [f"$O.{kv}.C.>", f"$O.{kv}.M.>"],
+            "storage": "memory",
+            "discard": "new",
+            "max_age": KV_MAX_AGE_S * NANOSECONDS,
+            "max_msgs": limits.kv_max_chunks,
+            "duplicate_window": KV_MAX_AGE_S * NANOSECONDS,
+            "allow_rollup_hdrs": True,
+        },
+        {
             "name": subjects.SCHEDULERS_STREAM,
             "subjects": [f"$KV.{subjects.SCHEDULERS_BUCKET}.>"],
             "storage": "file",
@@ -96,7 +109,7 @@ async def ensure_streams(link: Link, limits: StreamLimits) -> None:
     """
     for config in stream_configs(limits):
         name = config["name"]
-        asked = limits.tokens_replicas if name == subjects.TOKENS_STREAM else limits.replicas
+        asked = limits.tokens_replicas if config["storage"] == "memory" else limits.replicas
         if link.makes_streams:
             try:
                 await _make_stream(link, config, asked)

@@ -24,6 +24,9 @@ TOKENIZERS_STREAM = f"OBJ_{TOKENIZERS_BUCKET}"
 # What requests show models, for some hours.
 IMAGES_BUCKET = "inferflux-images"
 IMAGES_STREAM = f"OBJ_{IMAGES_BUCKET}"
+# KV state that one worker sends to another, until it is taken.
+KV_BUCKET = "inferflux-kv"
+KV_STREAM = f"OBJ_{KV_BUCKET}"
 # Who leads, and what was changed live.
 SCHEDULERS_BUCKET = "inferflux-schedulers"
 SCHEDULERS_STREAM = f"KV_{SCHEDULERS_BUCKET}"
@@ -33,7 +36,7 @@ ANY_STREAM_DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
 TOKENS_LED = f"$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.{TOKENS_STREAM}"
 # For asking whether it still writes; no key is called so.
 SCHEDULERS_PROBE = f"$KV.{SCHEDULERS_BUCKET}.probe"
-STREAMS = (JOBS_STREAM, TOKENS_STREAM, TOKENIZERS_STREAM, IMAGES_STREAM, SCHEDULERS_STREAM)
+STREAMS = (JOBS_STREAM, TOKENS_STREAM, TOKENIZERS_STREAM, IMAGES_STREAM, KV_STREAM, SCHEDULERS_STREAM)
 
 # 1. gateway -> work queue -> scheduler
 JOBS_ALL = f"{ROOT}.jobs.>"
@@ -124,6 +127,11 @@ def worker_command(worker_id: str) -> str:
 
 def worker_status(worker_id: str) -> str:
     return f"{ROOT}.worker.{worker_id}.status"
+
+
+def worker_kv(worker_id: str) -> str:
+    """Requests of other workers, for packets of KV state."""
+    return f"{ROOT}.worker.{worker_id}.kv"
 
 
 def host_status(host_id: str) -> str:

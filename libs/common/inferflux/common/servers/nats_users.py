@@ -29,6 +29,8 @@ from inferflux.common.contract.subjects import (
     IMAGES_BUCKET,
     IMAGES_STREAM,
     JOBS_STREAM,
+    KV_BUCKET,
+    KV_STREAM,
     SCHEDULERS_BUCKET,
     SCHEDULERS_STREAM,
     STREAMS,
@@ -43,7 +45,12 @@ WORKER = "worker"
 OPERATOR = "operator"
 
 # What a worker is sent.
-_TO_A_WORKER = (subjects.worker_batch, subjects.worker_probe, subjects.worker_command)
+_TO_A_WORKER = (
+    subjects.worker_batch,
+    subjects.worker_probe,
+    subjects.worker_command,
+    subjects.worker_kv,
+)
 # A scheduler process replies once for each partition of the models that it leads.
 _MOST_REPLIES = SHARDS
 # How long after a message it may be replied to: longer than anyone waits.
@@ -147,7 +154,7 @@ def scheduler() -> NatsUser:
 
 def worker(worker_id: str = "*") -> NatsUser:
     """Takes batches and commands, publishes tokens, events and heartbeats; stores its tokenizer,
-    reads images.
+    reads images; asks other workers for KV state, answers them, and keeps it in nats-server for them.
 
     Args:
         worker_id: of the one worker that is this user; `*`: every worker is.
@@ -168,6 +175,10 @@ def worker(worker_id: str = "*") -> NatsUser:
             _api("STREAM.PURGE", TOKENIZERS_STREAM),
             _api("STREAM.MSG.GET", TOKENIZERS_STREAM),
             _api("STREAM.MSG.GET", IMAGES_STREAM),
+            subjects.worker_kv("*"),
+            f"$O.{KV_BUCKET}.>",
+            _api("STREAM.PURGE", KV_STREAM),
+            _api("STREAM.MSG.GET", KV_STREAM),
         ),
         subscribe=(
             _inbox(name),

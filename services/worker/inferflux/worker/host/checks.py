@@ -15,6 +15,7 @@ from inferflux.common.contract.messages.heartbeats import check_identity
 from inferflux.common.contract.models.admin_limits import MAX_SCOPE_BYTES
 from inferflux.common.contract.requests.adapters import check_chosen
 from inferflux.v1 import scheduler_pb2, worker_pb2
+from inferflux.worker.transfer.packets import check_origin
 
 MAX_ITEMS = 4096
 _MAX_ID_BYTES = 128
@@ -42,6 +43,8 @@ def check_item(item: worker_pb2.BatchItem) -> None:
     check_chosen(request.adapter, request.adapter_digest, "request.adapter")
     checks.check_finite(item.urgency_key, "urgency_key")
     checks.check_range(item.run, 0, MAX_EPOCH, "run")
+    if item.HasField("state_from"):
+        check_origin(item.state_from, "state_from")
     checks.check_range(item.token_budget, 0, checks.MAX_TOKENS, "token_budget")
 
 
@@ -53,6 +56,14 @@ def check_command(command: worker_pb2.WorkerCommand) -> None:
         _check_deschedule(command.deschedule)
     if command.HasField("clear_cache"):
         _check_clear(command.clear_cache)
+    if command.HasField("take_state"):
+        _check_take(command.take_state)
+
+
+def _check_take(take: worker_pb2.TakeState) -> None:
+    check_identity(take.tenant, take.request_id, take.origin.epoch, "take_state")
+    checks.check_range(take.origin.epoch, 1, MAX_EPOCH, "take_state.origin.epoch")
+    check_origin(take.origin, "take_state.origin")
 
 
 def _check_clear(clear: scheduler_pb2.ClearCache) -> None:

@@ -15,6 +15,7 @@ from inferflux.common.process.tasks import until_next
 from inferflux.v1 import engine_pb2, scheduler_pb2
 from inferflux.worker.model.model_host import ModelHost
 from inferflux.worker.model.worker_state import WorkerState
+from inferflux.worker.transfer.transfers import Transfers
 
 # Schedulers probe a worker that is silent for 1.3 s (`scheduler/core/types/limits.py`).
 HEARTBEAT_INTERVAL_S = 1.0
@@ -25,10 +26,13 @@ log = logs.get("worker.heartbeat")
 class Heartbeat:
     """Publishes the status of a worker and its model."""
 
-    def __init__(self, bus: Bus, state: WorkerState, model: ModelHost) -> None:
+    def __init__(
+        self, bus: Bus, state: WorkerState, model: ModelHost, transfers: Transfers | None = None
+    ) -> None:
         self._bus = bus
         self._state = state
         self._model = model
+        self._transfers = transfers
 
     def status(self, now: float) -> scheduler_pb2.WorkerStatus:
         """The heartbeat message; `now` is the monotonic clock."""
@@ -71,6 +75,8 @@ class Heartbeat:
             host_tier=_tier_use(stats.host, model.cache_counts.host_hits),
             disk_tier=_tier_use(stats.disk, model.cache_counts.disk_hits),
             device_context=model.device_context,
+            kv_source=self._transfers.source() if self._transfers is not None else None,
+            kv_transfers=self._transfers.status() if self._transfers is not None else None,
         )
         status.residents.extend(resident.to_message() for resident in model.residents.all())
         status.finished.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])

@@ -26,8 +26,9 @@ from .catalog import Catalog, Known, Wish
 from .heartbeat import HEARTBEAT_INTERVAL_S
 from .host_adapters import HostAdapters
 from .host_tier import Part, divide
+from .model_parts import Process
 from .model_setup import engine_config, first_card, learnt, model_needs, with_trials
-from .model_worker import ModelWorker, Process
+from .model_worker import ModelWorker
 from .registration import probed
 
 _REGISTERED, _LOADING = model_pb2.MODEL_STATE_REGISTERED, model_pb2.MODEL_STATE_LOADING

@@ -17,6 +17,7 @@ from inferflux.worker.model import request_log
 from inferflux.worker.model.model_host import ModelHost
 from inferflux.worker.model.residents import Refused
 from inferflux.worker.model.worker_state import WorkerState
+from inferflux.worker.transfer.transfers import Transfers
 
 from .checks import check_batch, check_command, check_item
 from .heartbeat import Heartbeat
@@ -28,13 +29,20 @@ class Intake:
     """Checks messages, answers them, and passes on to the model and to the worker's state."""
 
     def __init__(
-        self, bus: Bus, state: WorkerState, model: ModelHost, heartbeat: Heartbeat, bad: BadMessages
+        self,
+        bus: Bus,
+        state: WorkerState,
+        model: ModelHost,
+        heartbeat: Heartbeat,
+        bad: BadMessages,
+        transfers: Transfers | None = None,
     ) -> None:
         self._bus = bus
         self._state = state
         self._model = model
         self._heartbeat = heartbeat
         self._bad = bad
+        self._transfers = transfers
         self._background = Background()
         self._subscriptions: list[Subscription] = []
 
@@ -128,6 +136,8 @@ class Intake:
                 self._model.drop(command.drop)
             case "deschedule":
                 self._model.deschedule(command.deschedule)
+            case "take_state" if self._transfers is not None:
+                self._transfers.take(command.take_state)
             case "drain":
                 self._state.is_draining = True
                 await self._heartbeat.beat()

@@ -6,36 +6,27 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from inferflux.common.bus import Bus
 from inferflux.common.contract.errors import InferFluxError, Internal
 from inferflux.common.prefixes.hashes import PrefixHasher
 from inferflux.common.prefixes.index import Holder
 from inferflux.common.process import logs
 from inferflux.common.process.tasks import cancel_all
-from inferflux.common.tracing import Tracer
 from inferflux.worker.files.model_file import ModelFile
-from inferflux.worker.metrics import ModelMetrics, WorkerMetrics
-from inferflux.worker.model.emit import Emitter
+from inferflux.worker.metrics import ModelMetrics
 from inferflux.worker.model.events import WorkerEvents
 from inferflux.worker.model.model_host import ModelHost
-from inferflux.worker.model.model_options import MakeEngine, ModelOptions, Shared
+from inferflux.worker.model.model_options import ModelOptions, Shared
 from inferflux.worker.model.prefix_reports import NoReports, PrefixReports
 from inferflux.worker.model.spans import WorkerSpans
 from inferflux.worker.model.worker_state import WorkerState
-from inferflux.worker.null import core, engine
 from inferflux.worker.processes.engine_host import EngineLoadError
-from inferflux.worker.processes.engine_process import SpareEngine
-from inferflux.worker.settings import WorkerSettings
+from inferflux.worker.transfer.transfers import Transfers
 
 from .heartbeat import Heartbeat
 from .intake import Intake
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from .model_parts import ModelSide, Process, null_engine
 
 # For what requests have computed, at the end of a drain.
 _LEAVE_S = 1.0
@@ -44,19 +35,6 @@ _FLUSH_PART = 0.25
 _SHORTEST_FLUSH_S = 1.0
 
 log = logs.get("worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Parts that the models of one process share."""
-
-    settings: WorkerSettings
-    bus: Bus
-    redis: Redis
-    emitter: Emitter
-    tracer: Tracer
-    metrics: WorkerMetrics
-    engines: SpareEngine
 
 
 class ModelWorker:
@@ -84,6 +62,11 @@ class ModelWorker:
         self.state = WorkerState.begin(worker_id, settings)
         self._events = WorkerEvents(bus, self.state)
         metrics = process.metrics.of(options.name)
+        spans = WorkerSpans(process.tracer, worker_id)
+        side = ModelSide(file.digest, spans)
+        self._transfers = Transfers(
+            process.kv, bus, self.state, side, spans, process.metrics.kv, self._events.state_taken
+        )
         self._cache_reports = self._new_cache_reports(file, metrics)
         self.model = ModelHost(
             options,
@@ -92,16 +75,20 @@ class ModelWorker:
             Shared(
                 process.emitter,
                 self._events,
-                WorkerSpans(process.tracer, worker_id),
+                spans,
                 on_change=self._on_model_change,
                 read_image=bus.get_image,
                 start_engine=process.engines.take,
+                transfers=self._transfers,
             ),
             self._cache_reports,
-            make_engine=_null_engine(settings, file, options) if settings.engine == "null" else None,
+            make_engine=null_engine(settings, file, options) if settings.engine == "null" else None,
         )
-        self._heartbeat = Heartbeat(bus, self.state, self.model)
-        self._intake = Intake(bus, self.state, self.model, self._heartbeat, process.metrics.bad)
+        side.bind(self.model)
+        self._heartbeat = Heartbeat(bus, self.state, self.model, self._transfers)
+        self._intake = Intake(
+            bus, self.state, self.model, self._heartbeat, process.metrics.bad, self._transfers
+        )
         self._leaving = asyncio.Event()
         self._drain_limit_s = settings.drain_limit_s
 
@@ -130,6 +117,7 @@ class ModelWorker:
                 worker leaves.
         """
         await self._intake.listen()
+        await self._transfers.listen()
         own = {
             asyncio.create_task(work)
             for work in (self._heartbeat.run(), self.model.run(), self._cache_reports.run())
@@ -147,6 +135,7 @@ class ModelWorker:
             await self._drain()
         finally:
             await self._intake.close()
+            await self._transfers.close()
             await self.model.stop()
             await cancel_all([*own, leaving])
             await self._cache_reports.leave()
@@ -184,17 +173,6 @@ class ModelWorker:
     async def _on_model_change(self) -> None:
         await self._on_change()
         await self._heartbeat.beat()
-
-
-def _null_engine(settings: WorkerSettings, file: ModelFile, options: ModelOptions) -> MakeEngine:
-    return partial(
-        engine.NullEngine,
-        options.engine,
-        core.Rates(settings.null_step_s),
-        kv_cells=options.kv_cells,
-        vocabulary_size=file.facts.vocabulary_size,
-        context_length=file.context_length,
-    )
 
 
 def flush_limit_s(drain_limit_s: float, left_s: float) -> float:

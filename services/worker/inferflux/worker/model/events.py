@@ -69,6 +69,12 @@ class WorkerEvents:
         event.worker_left.residents.extend(resident.identity() for resident in residents)
         await self._publish(event)
 
+    async def state_taken(self, news: scheduler_pb2.StateTaken) -> None:
+        """State that was to be fetched is here, or will not come."""
+        event = self._event()
+        event.state_taken.CopyFrom(news)
+        await self._publish(event)
+
     def _event(self) -> scheduler_pb2.WorkerEvent:
         return scheduler_pb2.WorkerEvent(worker_id=self._state.worker_id, incarnation=self._state.incarnation)
 

@@ -197,7 +197,12 @@ class ModelHost:
             self._discard(replaced, "replaced")
         self._shared.spans.take_up(resident, item)
         request_log.taken_up(resident)
-        self._engine.send(engine_pb2.EngineCommand(start=item))
+        self._shared.transfers.taken_up(item)
+        self.send(engine_pb2.EngineCommand(start=item))
+
+    def send(self, command: engine_pb2.EngineCommand) -> None:
+        """Tell the engine; without one it is lost."""
+        self._engine.send(command)
 
     def resume(self, item: worker_pb2.BatchItem) -> None:
         """Have a resident request run again.
@@ -353,6 +358,7 @@ class ModelHost:
         for name in step.wanted_images:
             self._images.begin(name)
         self._cache_reports.take_in(step.cached)
+        self._shared.transfers.on_step(step)
         for cleared in step.cleared:
             self._clearing.on_cleared(cleared)
         engine_log.stepped(self.name, step)
@@ -400,6 +406,7 @@ class ModelHost:
             is_first=self._is_first_engine,
         )
         self._is_first_engine = False
+        await self._shared.transfers.on_ready(ready.exchange, self._options.engine)
         await self._shared.on_change()
 
     async def on_engine_death(self, why: str, killer: str = "") -> None:
@@ -414,6 +421,7 @@ class ModelHost:
         self.stats = engine_pb2.StepStats()
         self._cache_reports.clear()
         self._clearing.on_engine_death()
+        self._shared.transfers.on_engine_death()
         lost = self.residents.clear()
         self.residents.left(lost, time.monotonic())
         self._shared.spans.lost(lost, why)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from inferflux.v1 import engine_pb2
+from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.files.adapter_file import AdapterFile
 from inferflux.worker.processes.engine_host import DeathHandler, ReportHandler, StartEngine
 from inferflux.worker.processes.engine_process import EngineProcess
@@ -34,6 +34,31 @@ class CacheReports(Protocol):
     def take_in(self, cached: Iterable[engine_pb2.CachedPrefix]) -> None: ...
     def clear(self) -> None: ...
     async def rewrite(self) -> None: ...
+
+
+class StateTransfers(Protocol):
+    """Transfers of the engine's state from and to other workers; `Transfers` are."""
+
+    def taken_up(self, item: worker_pb2.BatchItem) -> None: ...
+    def on_step(self, step: engine_pb2.StepReport) -> None: ...
+    async def on_ready(self, exchange: str, config: engine_pb2.EngineConfig) -> None: ...
+    def on_engine_death(self) -> None: ...
+
+
+class NoTransfers:
+    """Transfers of an engine whose state goes nowhere."""
+
+    def taken_up(self, item: worker_pb2.BatchItem) -> None:
+        pass
+
+    def on_step(self, step: engine_pb2.StepReport) -> None:
+        pass
+
+    async def on_ready(self, exchange: str, config: engine_pb2.EngineConfig) -> None:
+        pass
+
+    def on_engine_death(self) -> None:
+        pass
 
 
 MakeEngine = Callable[[ReportHandler, DeathHandler], EngineLink]
@@ -68,6 +93,7 @@ class Shared:
         on_change: awaited when a model becomes ready, or is ready no more.
         read_image: gives the object of this name from the bucket of images; raises InferFluxErrors.
         start_engine: see `EngineHost`.
+        transfers: told of what they need to know.
     """
 
     emitter: Emitter
@@ -76,6 +102,7 @@ class Shared:
     on_change: Callable[[], Awaitable[None]]
     read_image: ReadImage | None = None
     start_engine: StartEngine = EngineProcess.start
+    transfers: StateTransfers = field(default_factory=NoTransfers)
 
 
 @dataclass(slots=True)

@@ -155,6 +155,16 @@ class ResidentTable:
     def all(self) -> list[Resident]:
         return list(self._residents.values())
 
+    def epoch_of(self, key: str) -> int:
+        """Epoch of a resident request; 0: there is none of this key."""
+        resident = self._residents.get(key)
+        return resident.epoch if resident is not None else 0
+
+    def has_finished(self, key: str, epoch: int) -> bool:
+        """True if that epoch of a request, or a later one, has finished lately."""
+        finished = self._finished.get(key)
+        return finished is not None and finished[1].epoch >= epoch
+
     def finished_lately(self, now: float) -> list[Resident]:
         """Requests that finished within the last `REMEMBERED_S` seconds. Older ones are forgotten."""
         self._forget_until(now - REMEMBERED_S)

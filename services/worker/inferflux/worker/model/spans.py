@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inferflux.common.tracing import Attributes, Span, Tracer, names
+from inferflux.common.tracing import OFF, Attributes, Span, Tracer, names
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 
 from .residents import Resident
@@ -46,6 +46,16 @@ class WorkerSpans:
         }
         span = self._tracer.start(names.RUN, parent=request.traceparent, attributes=attributes)
         self._runs[resident.key, resident.epoch] = _Run(span, resident.generated_tokens)
+
+    def traceparent_of(self, key: str, epoch: int) -> str:
+        """Trace context of a resident request; empty: it has none."""
+        run = self._runs.get((key, epoch))
+        return run.span.traceparent if run is not None else ""
+
+    def begin(self, name: str, parent: str, attributes: Attributes) -> Span:
+        """A span of a request's trace; without one nothing comes of it."""
+        tracer = self._tracer if parent else OFF
+        return tracer.start(name, parent=parent, attributes={**attributes, names.WORKER_ID: self._worker_id})
 
     def resumed(self, resident: Resident, slot: int) -> None:
         """It runs again."""

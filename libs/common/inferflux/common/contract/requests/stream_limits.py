@@ -24,6 +24,8 @@ class StreamLimits:
     # Images of requests: what is older goes, and none is taken when it is full.
     images_max_age_s: float = OBJECT_LIFE_S
     images_max_chunks: int = (4 << 30) // CHUNK_BYTES
+    # KV state between workers, in memory: none is taken when it is full.
+    kv_max_chunks: int = (256 << 20) // CHUNK_BYTES
     # Servers that keep each stream, and that of tokens. `AUTO`: three in a cluster, one without.
     replicas: int = AUTO
     tokens_replicas: int = AUTO
