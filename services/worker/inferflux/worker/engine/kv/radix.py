@@ -15,7 +15,7 @@ the order of eviction LRFU (Lee et al., 2001).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -183,16 +183,19 @@ class RadixPrefixCache:
         self._forget(holder)
         self._pinned.discard(holder)
 
-    def evict(self, before: BeforeEviction | None = None) -> Eviction | None:
+    def evict(self, before: BeforeEviction | None = None, spared: Container[int] = ()) -> Eviction | None:
         """Forget the piece that was used least; None if all that is left is pinned.
 
         Args:
             before: called while the holder is known still.
+            spared: holders that stay as if they were pinned.
         """
         least: _Node | None = None
         victim = -1
         for holder, (_, node) in self._places.items():
-            if holder not in self._pinned and (least is None or node.uses < least.uses):
+            if holder in self._pinned or holder in spared:
+                continue
+            if least is None or node.uses < least.uses:
                 least, victim = node, holder
         if least is None:
             return None

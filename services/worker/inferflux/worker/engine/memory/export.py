@@ -39,6 +39,7 @@ class Export:
         exported: its first tokens that have left, or are not wanted.
         began_s, read_s, looked_s: when it began, a piece was last read, and that was last looked for.
         is_near: whether it was told that little is left.
+        is_due: whether more would leave now if there were time.
         is_ended: whether nothing more leaves.
         told: what is to be reported, each with the write that it waits for.
         unread: bytes of each file that is written and not read.
@@ -55,6 +56,7 @@ class Export:
     sequence: Sequence | None = None
     looked_s: float = 0.0
     is_near: bool = False
+    is_due: bool = True
     is_ended: bool = False
     told: deque[tuple[engine_pb2.EnginePiece, Future[None] | None]] = field(default_factory=deque)
     unread: dict[str, int] = field(default_factory=dict)

@@ -96,9 +96,7 @@ class Exports:
     @property
     def is_busy(self) -> bool:
         """True if one goes on with the next look."""
-        return any(
-            export.told or not (export.is_ended or export.is_near) for export in self._exports.values()
-        )
+        return any(each.told or (each.is_due and not each.is_ended) for each in self._exports.values())
 
     def obey(self, command: engine_pb2.EngineExport) -> None:
         """Begin an export, or end one."""
@@ -206,6 +204,7 @@ class Exports:
     def _go_on(self, export: Export, now_s: float, *, has_time: bool) -> None:
         if not self._files.is_there:
             raise _Unexported("there is no exchange")
+        export.is_due = False
         if not export.key:
             self._go_on_with_prefix(export, has_time=has_time)
             return
@@ -304,6 +303,8 @@ class Exports:
             if is_full or self._clock_s() >= until_s:
                 break
             self._copy(export, sequence.seq_id, scope, sequence.tokens[:end], is_last=end == position)
+        if limit_s is not None and not export.is_ended:
+            export.tell(engine_pb2.EnginePiece(is_last=True, error="there is no time for the rest"))
         if not export.is_ended:
             self._memory.end_prefill_context(sequence)
             export.scope, export.tokens = scope, sequence.tokens[:position].copy()
@@ -321,7 +322,10 @@ class Exports:
         """
         left_s = self._saved.copying_left_s
         fewest = min(n, _FEWEST) if has_time else 0
-        if not export.has_room(n * export.token_bytes) or (left_s <= 0 and not fewest):
+        if not export.has_room(n * export.token_bytes):
+            return 0
+        export.is_due = True
+        if left_s <= 0 and not fewest:
             return 0
         token_s = export.token_bytes * self._rate.seconds_per_unit
         most = n if n * token_s <= left_s else int(left_s / token_s)

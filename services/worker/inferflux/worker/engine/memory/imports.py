@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.kv.envelope import Envelope, Refused
 from inferflux.worker.engine.plan.facets import Arrival
-from inferflux.worker.engine.plan.sequence import Sequence
+from inferflux.worker.engine.plan.sequence import NO_SEQ_ID, Sequence
 from inferflux.worker.engine.tiers.pieces import PieceFiles
 
+from .prefix_cache import PrefixCache
 from .saved import SavedStates
 from .taken import NotTaken, TakenPieces
 
@@ -33,7 +34,7 @@ class _Import:
         id: None until the first piece of what a request waits for.
         arrival: as its request sees it.
         reads: files of pieces that are read, in order.
-        tokens: its first tokens that are in the KV cache.
+        tokens: its first tokens that are in the KV cache, as a prefix of `seq_id`.
         has_all: whether no more pieces come.
     """
 
@@ -43,6 +44,7 @@ class _Import:
     sequence: Sequence | None = None
     reads: deque[tuple[str, Future[Envelope]]] = field(default_factory=deque)
     tokens: int = 0
+    seq_id: int = NO_SEQ_ID
     has_all: bool = False
 
 
@@ -50,7 +52,7 @@ class Imports:
     """The imports of an engine.
 
     Args:
-        taken: takes pieces into the KV cache.
+        taken: takes pieces into the KV cache. prefixes: are kept there until their request comes.
         files: of pieces.
         clock_s: monotonic clock.
 
@@ -59,9 +61,15 @@ class Imports:
     """
 
     def __init__(
-        self, taken: TakenPieces, saved: SavedStates, files: PieceFiles, clock_s: Callable[[], float]
+        self,
+        taken: TakenPieces,
+        prefixes: PrefixCache,
+        saved: SavedStates,
+        files: PieceFiles,
+        clock_s: Callable[[], float],
     ) -> None:
         self._taken = taken
+        self._prefixes = prefixes
         self._saved = saved
         self._files = files
         self._clock_s = clock_s
@@ -90,6 +98,7 @@ class Imports:
                 self._files.taken(command.path)
             return
         if command.path:
+            found.arrival.progress_s = self._clock_s()
             found.reads.append((command.path, self._files.read(command.path)))
         found.has_all |= command.is_over
         if not found.reads and found.has_all:
@@ -118,9 +127,10 @@ class Imports:
             while each.reads and each.reads[0][1].done() and (has_time or self._saved.copying_left_s > 0):
                 self._take(each)
                 has_time = False
+            has_begun = each.sequence is not None and each.sequence.position > 0
             if each.arrival.is_over:
-                if each.sequence is not None or now_s - each.arrival.progress_s >= _REQUEST_S:
-                    del self._imports[each.key]
+                if has_begun or now_s - each.arrival.progress_s >= _REQUEST_S:
+                    self._forget(each)
             elif each.has_all and not each.reads:
                 self._end(each)
             elif each.sequence is not None and each.sequence.is_loaded:
@@ -133,7 +143,7 @@ class Imports:
         found = self._imports.get(sequence.key)
         if found is not None and found.sequence is sequence:
             self._end(found, "the request has ended")
-            del self._imports[sequence.key]
+            self._forget(found)
 
     def close(self) -> None:
         """The engine ends: nothing is taken any more."""
@@ -150,6 +160,7 @@ class Imports:
         made = _Import(command.id, command.key, Arrival(self._clock_s()))
         if before is not None:
             self._end(before, "another one began")
+            self._forget(before)
             if before.sequence is not None:
                 made.sequence, before.sequence.restore.arrival = before.sequence, made.arrival
         self._imports[command.key] = made
@@ -161,15 +172,21 @@ class Imports:
             over = next((key for key, each in self._imports.items() if each.arrival.is_over), None)
             if over is None:
                 return False
-            del self._imports[over]
+            self._forget(self._imports[over])
         return True
+
+    def _forget(self, each: _Import) -> None:
+        del self._imports[each.key]
+        self._prefixes.await_no_more(each.seq_id)
 
     def _take(self, each: _Import) -> None:
         path, read = each.reads.popleft()
         began_s = self._clock_s()
         try:
             envelope = read.result()
-            self._taken.take(envelope)
+            self._prefixes.await_no_more(each.seq_id)
+            each.seq_id = self._taken.take(envelope)
+            self._prefixes.await_request(each.seq_id)
         except (NotTaken, Refused, OSError, ValueError, MemoryError) as error:
             self._end(each, f"a piece was not taken: {error}")
             return

@@ -11,7 +11,7 @@ whole sequences has another where a prompt ends, for what follows the answer. Th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -80,6 +80,8 @@ class PrefixCache:
         self._is_on = is_on
         self._counts = _Counts()
         self._news: dict[int, engine_pb2.CachedPrefix] = {}
+        # Prefixes that have come for requests which are still to come.
+        self._awaited: set[int] = set()
 
     @property
     def is_on(self) -> bool:
@@ -243,8 +245,17 @@ class PrefixCache:
 
     def make_room(self, *, cells: int = 0, ids: int = 0) -> None:
         """Evict cached prefixes until that many cells and sequence ids are free, or none is left."""
-        while (self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids) and self._evict():
-            pass
+        while self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids:
+            if not self._evict(spared=self._awaited) and not self._evict():
+                return
+
+    def await_request(self, seq_id: int) -> None:
+        """A request comes that begins with a cached prefix: others are evicted first, and it pays no rent."""
+        self._awaited.add(seq_id)
+
+    def await_no_more(self, seq_id: int) -> None:
+        """Undo `await_request`."""
+        self._awaited.discard(seq_id)
 
     def clear(self, scope: str = "") -> tuple[int, int]:
         """Give up every cached prefix, without keeping it anywhere else. What requests hold stays.
@@ -277,12 +288,12 @@ class PrefixCache:
         self._rent.step(seconds, rows=rows, n_prefill=n_prefill, cached_cells=ledger.cached)
         most = self._rent.affordable_cells()
         for _ in range(_EVICTIONS_A_STEP):
-            if most is None or ledger.cached <= most or not self._evict():
+            if most is None or ledger.cached <= most or not self._evict(spared=self._awaited):
                 return
 
-    def _evict(self) -> bool:
-        """Evict what was used least; False if nothing is left."""
-        eviction = self._tree.evict(self._on_evict)
+    def _evict(self, spared: Container[int] = ()) -> bool:
+        """Evict what was used least; False if nothing is left but what is spared."""
+        eviction = self._tree.evict(self._on_evict, spared)
         if eviction is None:
             return False
         self._counts.evictions += 1
@@ -297,6 +308,7 @@ class PrefixCache:
         return True
 
     def _give_back(self, seq_id: int) -> None:
+        self._awaited.discard(seq_id)
         self._tell_gone(seq_id)
         self._seq_ids.give_back(seq_id)
 

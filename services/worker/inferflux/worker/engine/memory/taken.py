@@ -39,8 +39,11 @@ class TakenPieces:
         self._seq_ids = seq_ids
         self._prefixes = prefixes
 
-    def take(self, envelope: Envelope) -> None:
+    def take(self, envelope: Envelope) -> int:
         """Have a piece of this model in the KV cache: all its tokens are a cached prefix then.
+
+        Returns:
+            A sequence id that has them.
 
         Raises:
             NotTaken: the tokens before it are not there, or there is no room. Nothing of it is kept.
@@ -51,8 +54,9 @@ class TakenPieces:
             raise NotTaken("no prefixes are cached here")
         if first and (not prefixes.is_divisible or self._cache.spare_id is None):
             raise NotTaken("state cannot be divided here")
-        if prefixes.longest(scope, tokens).matched_tokens >= header.n_past:
-            return
+        known = prefixes.longest(scope, tokens)
+        if known.holder is not None and known.matched_tokens >= header.n_past:
+            return known.holder
         prefixes.make_room(ids=1)
         if not seq_ids.n_free:
             raise NotTaken("no sequence id is free")
@@ -65,6 +69,7 @@ class TakenPieces:
             seq_ids.give_back(seq_id)
             raise
         prefixes.keep(seq_id, scope, tokens)
+        return seq_id
 
     def _begin_with(self, seq_id: int, envelope: Envelope) -> None:
         """Have a sequence id begin with what is there of the tokens before a piece."""

@@ -159,9 +159,14 @@ class Engine(Shell[Sequence]):
             requests_only: leave the state of the requests to others, and nothing else.
         """
         if requests_only:
-            left = [s for s in self._by_order() if not self._pieces.leave(s, limit_s)]
-            self._memory.hand_over_all(left, limit_s)
-            self._pieces.wait_for_writes(limit_s)
+            until_s = self._clock.monotonic_s() + limit_s
+
+            def left_s() -> float:
+                return max(until_s - self._clock.monotonic_s(), 0.0)
+
+            others = [s for s in self._by_order() if not self._pieces.leave(s, left_s())]
+            self._memory.hand_over_all(others, left_s())
+            self._pieces.wait_for_writes(left_s())
         for sequence in list(self.residents.values()):
             self._leave(sequence)
         if requests_only:

@@ -38,7 +38,7 @@ class Pieces(Part):
         self._exports = Exports(
             cache, memory, saved, tiers, residents=residents, clock_s=clock_s, longest_s=longest_s
         )
-        self._imports = Imports(memory.taken, saved, tiers.pieces, clock_s)
+        self._imports = Imports(memory.taken, memory.prefixes, saved, tiers.pieces, clock_s)
 
     def begin(self, sequence: Sequence, _request: scheduler_pb2.InferenceRequest) -> None:
         self._imports.begin(sequence)

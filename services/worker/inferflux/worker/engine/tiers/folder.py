@@ -100,7 +100,8 @@ class Folder:
             (self.path / _LOCK).unlink()
             self.path.rmdir()
         self.close()
-        _remove_unused(self.path.parent)
+        with contextlib.suppress(OSError):
+            _remove_unused(self.path.parent)
 
     def leave_all(self) -> None:
         """Put what is in the folder in the exchange."""

@@ -112,15 +112,14 @@ class PieceFiles:
 
     def is_unread(self, name: str) -> bool:
         """True if the file of a piece that was written is there still."""
-        return (self._folder() / name).exists()
+        return self._path(name).exists()
 
     def remove(self, *names: str) -> None:
         """Remove pieces, after those that are being written."""
-        folder = self._folder()
 
         def unlink() -> None:
             for name in names:
-                for each in (folder / name, folder / (name + _UNFINISHED)):
+                for each in (self._path(name), self._path(name + _UNFINISHED)):
                     with contextlib.suppress(OSError):
                         each.unlink()
 
