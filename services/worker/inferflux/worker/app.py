@@ -53,19 +53,19 @@ class WorkerReadiness:
 
     def __init__(self, probe: Probe, worker_ids: Iterable[str]) -> None:
         self._probe = probe
-        self._missing = dict.fromkeys(worker_ids, "starting")
+        self._missing = dict.fromkeys(worker_ids, ("starting", NO_MODEL))
         self._failed: dict[str, str] = {}
         self._tell()
 
-    def follow(self, worker_id: str, missing: str, failed: str) -> None:
-        """A worker misses this to be ready, and these models of it have failed; "" if none."""
-        self._missing[worker_id], self._failed[worker_id] = missing, failed
+    def follow(self, worker_id: str, missing: str, failed: str, *, reason: str = NO_MODEL) -> None:
+        """A worker misses this to be ready, in short for this reason, and these models of it have failed; ""
+        if none."""
+        self._missing[worker_id], self._failed[worker_id] = (missing, reason), failed
         self._tell()
 
     def _tell(self) -> None:
-        missing = [(worker_id, why) for worker_id, why in self._missing.items() if why]
-        first = missing[0][1] if missing else ""
-        reason = DRAINING if first == DRAINING else NO_MODEL
+        missing = [(worker_id, why) for worker_id, why in self._missing.items() if why[0]]
+        first, reason = missing[0][1] if missing else ("", "")
         if len(missing) > 1:
             first = f"{missing[0][0]}: {first}, and {len(missing) - 1} workers more"
         self._probe.set_ready("engine", not missing, first, reason=reason)
@@ -182,12 +182,15 @@ class Worker:
         await self.host.leave(self._process.settings.drain_limit_s)
 
     def _update_readiness(self) -> None:
-        missing = self.host.why_not_ready()
+        missing, reason = self.host.why_not_ready(), NO_MODEL
         if self._state.is_leaving:
-            missing = DRAINING
+            missing = reason = DRAINING
         elif self._is_starting:
             missing = missing or "reading the models"
-        self._readiness.follow(self._state.worker_id, missing, self.host.what_failed())
+        elif not missing:
+            missing = self.host.why_not_warm()
+            reason = f"{self._process.settings.role} pool not ready"
+        self._readiness.follow(self._state.worker_id, missing, self.host.what_failed(), reason=reason)
 
     async def _on_reconnect(self) -> None:
         try:

@@ -96,6 +96,17 @@ class Host:
                 return known.reason or (worker.model.why_not_ready if worker else "") or "loading the model"
         return ""
 
+    def why_not_warm(self) -> str:
+        """Name of a ready model that exchanges no state with other workers, of a worker with a role; empty if
+        there is none. A null engine has no state."""
+        settings = self._process.settings
+        if settings.role == "unified" or settings.engine == "null":
+            return ""
+        ready = ((name, worker) for name, worker in self._workers.items() if worker.model.is_ready)
+        cold = [name for name, worker in ready if not worker.exchanges_state]
+        why = "no state goes to other workers or comes from them (INFERFLUX_WORKER_SHM_BYTES, /dev/shm)"
+        return f"{cold[0]}: {why}" if cold else ""
+
     def what_failed(self) -> str:
         """Names of the models that have failed, each with its reason; empty if none has."""
         failed = (known for known in self.catalog if known.state == model_pb2.MODEL_STATE_FAILED)

@@ -104,6 +104,12 @@ class ModelWorker:
             report_again=lambda: self.model.report_cache(),
         )
 
+    @property
+    def exchanges_state(self) -> bool:
+        """Whether KV state can come from other workers and go to them, or none has to: it embeds."""
+        limits = self.model.limits
+        return self._transfers.source() is not None or (limits is not None and limits.embeds)
+
     def leave(self, drain_limit_s: float) -> None:
         """Have `run` drain and return: requests may run on for `drain_limit_s`, then others take them."""
         self._drain_limit_s = drain_limit_s
