@@ -66,3 +66,12 @@ def test_a_page_of_workers_counts_all_of_them() -> None:
     unasked = describe(world.core, world.now, scheduler_pb2.SchedulerStatusRequest(without_workers=True))
     assert not unasked.workers
     assert unasked.worker_totals == totals
+
+
+def test_those_who_see_the_status_do_not_see_the_tickets_of_workers() -> None:
+    world = sliced_world()
+    worker = world.core.table.workers["w1"]
+    worker.status.kv_source.address, worker.status.kv_source.ticket = "a:1", "secret"
+    (view,) = describe(world.core, world.now).workers
+    assert view.status.kv_source == scheduler_pb2.KvSource(address="a:1")
+    assert worker.status.kv_source.ticket == "secret"

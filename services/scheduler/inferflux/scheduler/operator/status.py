@@ -75,6 +75,9 @@ def _view(worker: WorkerSlots, now: float) -> scheduler_pb2.WorkerView:
         slowness=max(worker.slowness.values(), default=1.0),
     )
     view.status.state = worker.state
+    if view.status.HasField("kv_source"):
+        # With it KV state of any tenant can be fetched. Those who may see the status may not.
+        view.status.kv_source.ClearField("ticket")
     running: list[Assignment | UnownedRequest] = [*worker.unowned.values(), *worker.assignments.values()]
     by_slot = {request.slot: request for request in running if request.slot is not None}
     for slot in range(worker.slots):
