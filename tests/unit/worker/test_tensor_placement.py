@@ -191,6 +191,10 @@ def test_where_experts_are_is_read_from_the_log() -> None:
     )
     assert (remote.first_layer, remote.last_layer) == (1, 2)
     assert (both.device, both.first_layer, both.last_layer) == ("CPU+CUDA0", 3, 3)
+    assert (both.kind, both.endpoint) == (device_pb2.DEVICE_KIND_CPU, "")
+    second = device("CUDA1", handle=5)
+    (group,) = Placement(asked, [CUDA, second, CPU]).found_ranks(logged(on="Meta"))
+    assert (group.device, group.kind, group.endpoint) == ("Meta", device_pb2.DEVICE_KIND_GROUP, "")
     (alone,) = Placement(asked, [CPU]).found_ranks(logged(on="CPU"))
     assert (alone.device, alone.kind, alone.first_layer) == ("CPU", device_pb2.DEVICE_KIND_CPU, 1)
     assert Placement(mixture(layers=0), DEVICES).found_ranks(logged()) == []

@@ -133,9 +133,9 @@ class ExpertRank(_message.Message):
     device: _builtins.str
     """By its name in DeviceContext. Where tensors of a layer's experts are on several, their names joined by +."""
     kind: Global___DeviceKind.ValueType
-    """Of experts that are there."""
+    """Of experts that are there. Of several devices: CPU if it is one of them, else GROUP."""
     endpoint: _builtins.str
-    """Host and port of the RPC server that has it; empty: it is in the worker's machine."""
+    """Host and port of the RPC server that has it, or one of several; empty: it is in the worker's machine."""
     first_layer: _builtins.int
     """From 0 on: the first, and the last one. Layers between them may have no experts."""
     last_layer: _builtins.int

@@ -20,6 +20,7 @@ _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _RANKS = "INFERFLUX_WORKER_EXPERT_RANKS"
 _ALL_LAYERS = -1
+_OF_SEVERAL = device_pb2.DEVICE_KIND_GROUP
 _CPU = "CPU"
 # Of what llama.cpp makes of several GPUs for the split mode tensor, and names so.
 _GROUP = "Meta"
@@ -170,12 +171,15 @@ class Placement:
             if found and found[-1].device == _short(name):
                 found[-1].last_layer = layer
                 continue
-            device = by_name.get(name)
+            # A group of GPUs is none of the devices.
+            on = [by_name[each] for each in sorted(names) if each in by_name] or self._gpus
+            kinds = {device.kind for device in on}
+            several = device_pb2.DEVICE_KIND_CPU if device_pb2.DEVICE_KIND_CPU in kinds else _OF_SEVERAL
             found.append(
                 device_pb2.ExpertRank(
                     device=_short(name),
-                    kind=device.kind if device is not None else device_pb2.DEVICE_KIND_GROUP,
-                    endpoint=device.description if device is not None and device.is_remote else "",
+                    kind=on[0].kind if len(on) == 1 else several,
+                    endpoint=next((device.description for device in on if device.is_remote), ""),
                     first_layer=layer,
                     last_layer=layer,
                 )
