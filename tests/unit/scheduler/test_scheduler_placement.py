@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from harness.scheduler_world import MODEL, make_request
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from inferflux.scheduler.core.types.facets import Retries
 from inferflux.scheduler.core.types.jobs import Job, RequestKey
 from inferflux.scheduler.core.workers.placement import SAVED_WORTH, Placement
 from inferflux.scheduler.core.workers.slots import WorkerSlots
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import device_pb2, scheduler_pb2
 
 
 def job_of(prompt: int, max_tokens: int, generated: int, seen: int) -> Job:
@@ -118,6 +119,46 @@ def test_no_prefix_puts_a_worker_further_ahead_than_what_it_saves_is_worth(
     least = min(each.load - SAVED_WORTH * hints[name] for name, each in workers.table.items())
     assert workers.table[chosen].load - SAVED_WORTH * hints[chosen] == least
     assert workers.table[chosen].load - min(loads) <= SAVED_WORTH * hints[chosen]
+
+
+NEAR = device_pb2.ExpertRank(device="CUDA0", kind=device_pb2.DEVICE_KIND_GPU)
+IN_MAIN_MEMORY = device_pb2.ExpertRank(device="CPU", kind=device_pb2.DEVICE_KIND_CPU)
+REMOTE = device_pb2.ExpertRank(device="RPC0", kind=device_pb2.DEVICE_KIND_GPU, endpoint="10.0.0.2:50061")
+
+
+def with_experts(worker_id: str, *ranks: device_pb2.ExpertRank, load: int = 0) -> WorkerSlots:
+    worker = worker_of(4096, 8192, worker_id)
+    status = worker.status
+    status.models[0].expert_ranks.extend(ranks)
+    worker = WorkerSlots(status, 0.0)
+    if load:
+        worker.assign(RequestKey("other", worker_id), 1, load)
+    return worker
+
+
+@pytest.mark.parametrize("far", [[IN_MAIN_MEMORY], [REMOTE], [NEAR, REMOTE], [IN_MAIN_MEMORY, NEAR]])
+def test_of_workers_that_are_as_busy_one_with_its_experts_on_gpus_is_chosen(
+    far: list[device_pb2.ExpertRank],
+) -> None:
+    """One at a time would else go to one worker for ever, and no speed of the other would be known."""
+    job = job_of(100, 10, 0, 0)
+    for loads, chosen in (((0, 0), "near"), ((10, 10), "near"), ((10, 11), "far")):
+        placement = Placement()
+        placement.changed(with_experts("far", *far, load=loads[0]))
+        placement.changed(with_experts("near", NEAR, NEAR, load=loads[1]))
+        worker = placement.choose(job)
+        assert worker is not None
+        assert worker.worker_id == chosen
+
+
+def test_where_all_have_their_experts_alike_the_first_worker_is_chosen() -> None:
+    for ranks in ([IN_MAIN_MEMORY], [NEAR], []):
+        placement = Placement()
+        for name in ("w2", "w1"):
+            placement.changed(with_experts(name, *ranks))
+        worker = placement.choose(job_of(100, 10, 0, 0))
+        assert worker is not None
+        assert worker.worker_id == "w1"
 
 
 def constrained() -> Job:

@@ -170,6 +170,7 @@ class _Group(NamedTuple):
     size: Size
     slowness: float
     is_prefill: bool = False
+    has_far_experts: bool = False
 
 
 # Its load, and the worker.
@@ -239,7 +240,12 @@ class Placement:
         worker_id = worker.worker_id
         place = _Sorted(
             groups={
-                model: _Group(size_of(worker, model), slowness_of(worker, model), worker.is_prefill)
+                model: _Group(
+                    size_of(worker, model),
+                    slowness_of(worker, model),
+                    worker.is_prefill,
+                    model in worker.far_experts,
+                )
                 for model in worker.context_lengths
             },
             slots=worker.slots if worker.state == scheduler_pb2.WORKER_STATE_READY else None,
@@ -334,7 +340,7 @@ class Placement:
 
     def _emptiest(self, job: Job, but: Collection[Size], *, is_prefill: bool) -> WorkerSlots | None:
         """The least busy worker that can take a job now, where it was not lost before."""
-        best: tuple[float, str, WorkerSlots] | None = None
+        best: tuple[float, bool, str, WorkerSlots] | None = None
         for group, ranking in self._of(job.model).open.items():
             size = group.size
             if group.is_prefill != is_prefill or size in but or not fits_size(job, size):
@@ -346,10 +352,10 @@ class Placement:
                 if worker_id == job.retries.avoids:
                     continue
                 busy = _busy(job, worker)
-                if best is None or (busy, worker_id) < best[:2]:
-                    best = busy, worker_id, worker
+                if best is None or (busy, group.has_far_experts, worker_id) < best[:3]:
+                    best = busy, group.has_far_experts, worker_id, worker
                 break
-        return None if best is None else best[2]
+        return None if best is None else best[3]
 
     def _with_prefix(self, job: Job, emptiest: WorkerSlots, but: Collection[Size]) -> WorkerSlots:
         """The emptiest worker, or one of its kind that saves more tokens of the prompt than it holds more."""

@@ -14,12 +14,22 @@ from inferflux.common.contract import epochs
 from inferflux.common.contract.requests import worker_pools
 from inferflux.common.contract.requests.kv_cells import reserved_cells
 from inferflux.scheduler.core.types.jobs import RequestKey
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import device_pb2, scheduler_pb2
 
 from .assignments import Assignment, Reconciled, Residence, UnownedRequest
 from .pools import PREFILL, Role, role_of
 
+_GPUS = (
+    device_pb2.DEVICE_KIND_GPU,
+    device_pb2.DEVICE_KIND_INTEGRATED_GPU,
+    device_pb2.DEVICE_KIND_GROUP,
+)
 _UP = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
+
+
+def _is_near(rank: device_pb2.ExpertRank) -> bool:
+    """True if experts are on GPUs of the worker's machine."""
+    return rank.kind in _GPUS and not rank.endpoint
 
 
 class Start(Enum):
@@ -340,6 +350,10 @@ class WorkerSlots:
         self.shares_prefixes = status.prefix_sharing != scheduler_pb2.PREFIX_SHARING_NONE
         # Models whose answers it constrains.
         self.constraining = frozenset(card.name for card in status.models if card.can_constrain)
+        # Models of which some experts are in main memory, or on another machine.
+        self.far_experts = frozenset(
+            card.name for card in status.models if not all(map(_is_near, card.expert_ranks))
+        )
         # Digests of the adapters of each.
         self.adapters = {card.name: frozenset(a.digest for a in card.adapters) for card in status.models}
 
