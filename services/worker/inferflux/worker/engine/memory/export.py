@@ -27,7 +27,7 @@ def n_due(waiting: int, *, is_complete: bool, is_near: bool) -> int:
     """
     if waiting >= PIECE:
         return PIECE
-    return waiting if is_complete and (waiting >= NEARLY_ALL or not is_near) else 0
+    return max(waiting, 0) if is_complete and (waiting >= NEARLY_ALL or not is_near) else 0
 
 
 @dataclass(slots=True, eq=False)

@@ -101,9 +101,10 @@ class Exports:
     def obey(self, command: engine_pb2.EngineExport) -> None:
         """Begin an export, or end one."""
         if command.is_over:
-            export = self._exports.pop(command.id, None)
+            export = self._exports.get(command.id)
             if export is not None:
                 self._drop_files(export)
+                self._forget(export)
             return
         now_s = self._clock_s()
         tokens = np.frombuffer(command.token_ids[: len(command.token_ids) // 4 * 4], "<i4").astype(np.int32)
@@ -130,7 +131,7 @@ class Exports:
                 except (_Unexported, OSError) as error:
                     self._fail(export, str(error))
             elif not export.told and not export.unread:
-                del self._exports[export.id]
+                self._forget(export)
             if export.exported > exported and export.id in self._exports:
                 is_first = False
                 self._exports[export.id] = self._exports.pop(export.id)  # others come first next time
@@ -196,6 +197,11 @@ class Exports:
         if not export.is_ended:
             export.tell(engine_pb2.EnginePiece(is_last=True, error=why))
 
+    def _forget(self, export: Export) -> None:
+        del self._exports[export.id]
+        if not self._exports:
+            self._files.prepare_no_more()
+
     def _drop_files(self, export: Export) -> None:
         export.told.clear()
         self._files.remove(*export.unread)
@@ -220,31 +226,28 @@ class Exports:
             raise _Unexported("a deterministic request is computed where it runs")
         is_complete = not sequence.is_prefilling
         if not sequence.is_loaded:
-            if not can_be_left(sequence):
+            state = sequence.restore.state
+            # One that was found may go on in another way.
+            if state is None or state.header.n_past != sequence.position or not can_be_left(sequence):
                 return
             waiting = sequence.position - export.exported
-            if sequence.restore.state is not None and n_due(
-                waiting, is_complete=True, is_near=export.is_near
-            ):
-                self._copy_saved(export, sequence.restore.state, is_caught_up=True)
-                export.exported = sequence.position
+            if n_due(waiting, is_complete=True, is_near=export.is_near):
+                self._copy_saved(export, state, is_caught_up=not export.is_near)
             return
         if not self._is_divisible(sequence):
             if is_complete and not export.is_near:
                 export.tell(engine_pb2.EnginePiece(is_caught_up=True))
             return
         tokens, scope = sequence.tokens, sequence.origin.cache_scope
-        while n := n_due(
+        while due := n_due(
             sequence.position - export.exported, is_complete=is_complete, is_near=export.is_near
         ):
-            n = self._within_time(export, n, has_time=has_time)
-            if n == 0:
+            end = export.exported + self._within_time(export, due, has_time=has_time)
+            if end == export.exported:
                 return
-            end = export.exported + n
-            is_caught_up = is_complete and sequence.position - end <= NEARLY_ALL
-            self._copy(
-                export, sequence.seq_id, scope, tokens[:end], is_caught_up=is_caught_up and not export.is_near
-            )
+            is_near = is_complete and sequence.position - end <= NEARLY_ALL
+            is_news = is_near and not export.is_near
+            self._copy(export, sequence.seq_id, scope, tokens[:end], is_caught_up=is_news)
             has_time = False
         if is_complete and not export.is_near:
             export.tell(engine_pb2.EnginePiece(is_caught_up=True))
@@ -325,7 +328,7 @@ class Exports:
         if not export.has_room(n * export.token_bytes):
             return 0
         export.is_due = True
-        if left_s <= 0 and not fewest:
+        if self._files.is_preparing or (left_s <= 0 and not fewest):
             return 0
         token_s = export.token_bytes * self._rate.seconds_per_unit
         most = n if n * token_s <= left_s else int(left_s / token_s)
@@ -360,6 +363,8 @@ class Exports:
         self._write(export, name, envelope, is_whole=is_whole, is_caught_up=is_caught_up, is_last=is_last)
         seconds = self._clock_s() - began_s
         self._rate.observe(envelope.n_bytes, seconds)
+        if not is_last and tokens.shape[0] - first == PIECE:
+            self._files.prepare(envelope.n_bytes)
         self._saved.copied(seconds)
 
     def _copy_whole(self, export: Export, seq_id: int, scope: str, tokens: TokenArray) -> None:

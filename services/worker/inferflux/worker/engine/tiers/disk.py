@@ -382,7 +382,7 @@ class Disk:
     def _claim(self) -> Folder:
         if not self.is_tier:
             make_private(self._root.parent)
-        return Folder(self._root)
+        return Folder(self._root, is_memory=not self.is_tier)
 
     def _be_there(self) -> None:
         """Take a folder again if this one was removed. What was in it is found to be gone when it is

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import stat
 import time
@@ -32,6 +33,7 @@ from inferflux.worker.engine.kv.envelope import (
     Identity,
     Refusal,
     Refused,
+    StateBytes,
     check_identity,
     header_bytes,
     open_envelope,
@@ -76,14 +78,16 @@ class Folder:
 
     Args:
         root: is made if it is missing. The lowest numbered folder in it that no other process has is taken.
+        is_memory: whether its files lie in memory: they are mapped, not read.
 
     Raises:
         OSError: it cannot be made or written to.
         FolderInUse: other processes have all of it.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, is_memory: bool = False) -> None:
         self.path, self._lock = _claimed(root)
+        self._is_memory = is_memory
         self.exchange = root / _EXCHANGE
         self._open_exchange()
 
@@ -248,10 +252,14 @@ class Folder:
         try:
             with opened(path) as file:
                 # The file says how long it is before memory is taken for it.
-                buffer = np.empty(_header_in(file, name).n_bytes, np.uint8)
-                file.seek(0)
-                n = _read_all(file.fileno(), buffer.data)
-            envelope = open_envelope(buffer[:n], identity)
+                n = _header_in(file, name).n_bytes
+                if self._is_memory:
+                    buffer = mapped(file, n)
+                else:
+                    buffer = np.empty(n, np.uint8)
+                    file.seek(0)
+                    buffer = buffer[: _read_all(file.fileno(), buffer.data)]
+            envelope = open_envelope(buffer, identity)
         except Refused:
             self.remove(name)
             raise
@@ -293,6 +301,15 @@ def name_of(header: Header) -> str:
     digest = blake2b(header.scope.encode(), digest_size=16)
     digest.update(b"\0" + header.tokens.astype("<i4").tobytes())
     return digest.hexdigest() + _SUFFIX
+
+
+def mapped(file: BinaryIO, n_bytes: int) -> StateBytes:
+    """The bytes of a file, which may be removed, and must not be changed, meanwhile. What is written to them
+    is not in the file.
+
+    Memory that a process touches for the first time is slow: it does not take any for what lies in memory.
+    """
+    return np.frombuffer(mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_COPY), np.uint8)
 
 
 def _header_of(path: Path) -> Header:

@@ -1,7 +1,8 @@
 """Files of pieces: state that leaves this engine while its request goes on, and state that comes from others.
 
 A piece is written straight into the memory of its file, in the folder `pieces` of the exchange. One thread
-seals it and gives it its name; whoever has read it removes it. Another thread reads the pieces that come.
+makes files ahead, one seals them and gives them their names; whoever has read one removes it. Another thread
+reads the pieces that come.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from inferflux.worker.engine.kv.envelope import (
     open_header,
 )
 
-from .folder import bytes_below, opened
+from .folder import bytes_below, mapped, opened
 
 PIECES = "pieces"
 _UNFINISHED = ".tmp"
 # Files of engines that live no more are removed after this many seconds.
 _LEFT_S = 600.0
 _SWEEP_EVERY_S = 60.0
+# The next piece of a sequence names more tokens: a file is made with room for some.
+_MARGIN = 1 << 13
+_PAGE = 4096
 
 
 class PieceFiles:
@@ -56,8 +60,10 @@ class PieceFiles:
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._writer = ThreadPoolExecutor(1, "piece-writer")
+        self._maker = ThreadPoolExecutor(1, "piece-maker")
         self._reader = ThreadPoolExecutor(1, "piece-reader")
         self._swept_s = 0.0
+        self._preparing: Future[tuple[str, StateBytes]] | None = None
 
     @property
     def is_there(self) -> bool:
@@ -65,7 +71,9 @@ class PieceFiles:
         return self._exchange is not None
 
     def close(self) -> None:
-        """Finish the writes that were asked for. Files stay."""
+        """Finish the writes that were asked for. Files of pieces stay."""
+        self.prepare_no_more()
+        self._maker.shutdown()
         self._writer.shutdown()
         self._reader.shutdown(cancel_futures=True)
 
@@ -75,14 +83,63 @@ class PieceFiles:
         Raises:
             OSError: there is no room.
         """
+        names: list[str] = []
+
+        def buffer(n_bytes: int) -> StateBytes:
+            name, memory = self._take_prepared(n_bytes) or self._made(n_bytes)
+            names.append(name)
+            return memory
+
+        envelope = blank(self._identity, scope, tokens, payload_bytes, first=first, buffer=buffer)
+        return names[0], envelope
+
+    @property
+    def is_preparing(self) -> bool:
+        """True if a file is made that a piece will have."""
+        return self._preparing is not None and not self._preparing.done()
+
+    def prepare(self, n_bytes: int) -> None:
+        """Have a file made for a piece of about this size: the first touch of memory takes longer than a
+        copy, and others decode meanwhile."""
+        if self._preparing is None:
+            self._preparing = self._maker.submit(self._touched, n_bytes + _MARGIN)
+
+    def prepare_no_more(self) -> None:
+        """Remove what was made and is not in use."""
+        if self._preparing is not None:
+            preparing, self._preparing = self._preparing, None
+            preparing.add_done_callback(self._remove_prepared)
+
+    def _remove_prepared(self, preparing: Future[tuple[str, StateBytes]]) -> None:
+        if preparing.exception() is None:
+            self._unlink(preparing.result()[0])
+
+    def _take_prepared(self, n_bytes: int) -> tuple[str, StateBytes] | None:
+        """(name, memory) of the file that was made before, if there is one and it fits."""
+        preparing = self._preparing
+        if preparing is None or not preparing.done():
+            return None
+        if preparing.exception() is not None or preparing.result()[1].size < n_bytes:
+            self.prepare_no_more()
+            return None
+        self._preparing = None
+        name, memory = preparing.result()
+        return name, memory[:n_bytes]
+
+    def _touched(self, n_bytes: int) -> tuple[str, StateBytes]:
+        name, memory = self._made(n_bytes)
+        memory[::_PAGE] = 0
+        return name, memory
+
+    def _made(self, n_bytes: int) -> tuple[str, StateBytes]:
+        """(name, memory) of a new file.
+
+        Raises:
+            OSError: there is no room.
+        """
+        self._check_room(n_bytes)
         name = self._new_name()
-        path = self._folder() / (name + _UNFINISHED)
-
-        def mapped(n_bytes: int) -> StateBytes:
-            self._check_room(n_bytes)
-            return _made(path, n_bytes)
-
-        return name, blank(self._identity, scope, tokens, payload_bytes, first=first, buffer=mapped)
+        return name, _made(self._path(name + _UNFINISHED), n_bytes)
 
     def write(self, name: str, envelope: Envelope) -> Future[None]:
         """Have a piece of `blank` sealed, and get its name."""
@@ -90,6 +147,7 @@ class PieceFiles:
 
         def seal() -> None:
             envelope.seal()
+            os.truncate(folder / (name + _UNFINISHED), envelope.n_bytes)
             (folder / (name + _UNFINISHED)).rename(folder / name)
 
         return self._writer.submit(seal)
@@ -117,14 +175,14 @@ class PieceFiles:
     def remove(self, *names: str) -> None:
         """Remove pieces, after those that are being written."""
 
-        def unlink() -> None:
-            for name in names:
-                for each in (self._path(name), self._path(name + _UNFINISHED)):
-                    with contextlib.suppress(OSError):
-                        each.unlink()
-
         if names:
-            self._writer.submit(unlink)
+            self._writer.submit(self._unlink, *names)
+
+    def _unlink(self, *names: str) -> None:
+        for name in names:
+            for each in (self._path(name), self._path(name + _UNFINISHED)):
+                with contextlib.suppress(OSError):
+                    each.unlink()
 
     def sweep(self) -> None:
         """Have what was not read for 10 minutes removed, some time later, if that was not done just now."""
@@ -202,8 +260,8 @@ def _read(path: Path, identity: Identity) -> Envelope:
         rest = file.read(header_bytes(prelude) - PRELUDE_BYTES)
         n_bytes = os.fstat(file.fileno()).st_size
         open_header(prelude + rest, n_bytes)
-        data = mmap.mmap(file.fileno(), n_bytes, access=mmap.ACCESS_READ)
-    return open_envelope(np.frombuffer(data, np.uint8), identity)
+        data = mapped(file, n_bytes)
+    return open_envelope(data, identity)
 
 
 def _clear(folder: Path, unread_since_s: float) -> None:
