@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness.traces import Caller
 from prometheus_client import CollectorRegistry
 
 from inferflux.common.bus import Bus
@@ -26,6 +27,7 @@ from inferflux.worker.model.spans import WorkerSpans
 from inferflux.worker.model.worker_state import WorkerState
 from inferflux.worker.transfer.transfers import KvProcess, Transfers
 
+CALLER = Caller()
 TENANT, REQUEST, EPOCH = "acme", "r1", 3
 KEY = f"{TENANT}.{REQUEST}"
 # What the engine lets lie unread.
@@ -91,7 +93,7 @@ class PieceEngine:
         return False
 
     def traceparent_of(self, _key: str) -> str:
-        return "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+        return CALLER.traceparent
 
     @property
     def is_released(self) -> bool:
@@ -192,6 +194,7 @@ class KvWorker:
         """Fetch the state of the request from another worker."""
         origin = worker_pb2.StateOrigin(source=source, epoch=epoch)
         command = worker_pb2.TakeState(tenant=TENANT, request_id=REQUEST, origin=origin, limit_ms=limit_ms)
+        command.traceparent = CALLER.traceparent
         self.transfers.take(command)
 
     async def until_told(self) -> scheduler_pb2.StateTaken:

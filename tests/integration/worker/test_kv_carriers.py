@@ -6,11 +6,13 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from harness.certificates import Certificates
 from harness.cuttable import CuttableProxy
 from harness.kv_world import (
+    CALLER,
     EPOCH,
     KEY,
     MOST_UNREAD_BYTES,
@@ -22,10 +24,12 @@ from harness.kv_world import (
     short_folder,
     until,
 )
+from harness.traces import trace
 from harness.worker import batch_item
 
 from inferflux.common.bus import Bus, StreamLimits, jetstream
 from inferflux.common.contract import subjects
+from inferflux.common.tracing.sdk import SdkTracer
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.transfer import over_nats, taking
 from inferflux.worker.transfer.channel import KvChannel
@@ -535,6 +539,38 @@ async def test_sockets_of_dead_workers_go(kv_bus: Bus, certificates: Certificate
         exchange = pair.source.root / "exchange"
         await pair.close()
         assert [path.name for path in exchange.iterdir()] == ["lock"]
+
+
+async def test_a_worker_that_leaves_sends_first_what_was_asked_for(pair: Pair) -> None:
+    pair.source.engine.pieces = sent = pieces_of(*[MIB] * 20)
+    pair.taker.take(pair.source.source)
+    await until(lambda: bool(pair.source.engine.exported))
+    await pair.source.transfers.finish(20)
+    await pair.source.transfers.close()
+    news = await pair.taker.until_told()
+    assert not news.error
+    await pair.taker.until_idle()
+    assert pair.taker.engine.got == sent
+
+
+async def test_a_transfer_is_in_the_trace_of_its_request(kv_bus: Bus, tmp_path: Path) -> None:
+    tracer = SdkTracer("worker", path=str(tmp_path / "traces.jsonl"))
+    async with short_folder() as root:
+        source = await kv_worker(kv_bus, root / "a", "shm", tracer=tracer)
+        taker = await kv_worker(kv_bus, root / "a", "shm", tracer=tracer)
+        source.engine.pieces = sent = pieces_of(1000, 1000)
+        taker.take(source.source)
+        await taker.until_told()
+        await taker.until_idle()
+        await taker.close()
+        await source.close()
+    spans = await trace(tmp_path / "traces.jsonl", CALLER.trace_id, "kv.export", "kv.transfer", "kv.import")
+    n_bytes = sum(len(piece.to_file()) for piece in sent)
+    for span in spans.values():
+        assert span["attributes"]["inferflux.kv.bytes"] == n_bytes
+    assert spans["kv.transfer"]["attributes"]["inferflux.kv.backend"] == "shm"
+    assert spans["kv.transfer"]["attributes"]["inferflux.kv.source"] == source.state.worker_id
+    await tracer.close()
 
 
 async def test_the_bucket_is_in_memory(kv_bus: Bus) -> None:

@@ -30,6 +30,8 @@ from .model_parts import ModelSide, Process, null_engine
 
 # For what requests have computed, at the end of a drain.
 _LEAVE_S = 1.0
+# For the last of their state that others fetch.
+_SEND_S = 2.0
 # The part of the drain limit that writing KV state to disk may take, and what requests leave it at least.
 _FLUSH_PART = 0.25
 _SHORTEST_FLUSH_S = 1.0
@@ -164,6 +166,7 @@ class ModelWorker:
         log.info("drained", model=self.model.name, handed_over=n_left)
         limit_s = self._drain_limit_s
         await self.model.flush(flush_limit_s(limit_s, limit_s - (time.monotonic() - began_s)))
+        await self._transfers.finish(_SEND_S)
 
     async def _hand_over(self) -> int:
         """Tell the scheduler which requests this worker leaves to others; returns how many."""

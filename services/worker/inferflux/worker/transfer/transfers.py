@@ -136,6 +136,10 @@ class Transfers:
         if self._nats is not None:
             await self._nats.listen()
 
+    async def finish(self, limit_s: float) -> None:
+        """Return when all that others are sent is on its way, or after so many seconds."""
+        await self._kv.doors.until_sent(self._door, limit_s)
+
     async def close(self) -> None:
         """End all transfers, and be asked no more."""
         self._kv.doors.close(self._door)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable
@@ -76,6 +78,8 @@ class Doors:
 
     def __init__(self) -> None:
         self._doors: dict[str, Door] = {}
+        self._sendings: set[Sending] = set()
+        self._sent = asyncio.Event()
 
     def open(self, door: Door) -> None:
         self._doors[door.incarnation] = door
@@ -85,6 +89,18 @@ class Doors:
 
     def has(self, incarnation: str) -> bool:
         return incarnation in self._doors
+
+    async def until_sent(self, door: Door, limit_s: float) -> None:
+        """Return when all that a worker was asked for is on its way, or after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while any(sending.is_of(door) for sending in self._sendings):
+                    self._sent.clear()
+                    await self._sent.wait()
+
+    def _on_sent(self, sending: Sending) -> None:
+        self._sendings.discard(sending)
+        self._sent.set()
 
     def begin(self, wish: worker_pb2.KvWish, carrier: str) -> Sending:
         """Begin to answer a wish.
@@ -105,7 +121,9 @@ class Doors:
             check_wish(wish)
         except InvalidArgument as error:
             raise Failed("refused", error.message) from None
-        return Sending(asked[0], wish, folder, carrier)
+        sending = Sending(asked[0], wish, folder, carrier, self._on_sent)
+        self._sendings.add(sending)
+        return sending
 
 
 class Sending:
@@ -115,8 +133,16 @@ class Sending:
         folder: where the pieces are.
     """
 
-    def __init__(self, door: Door, wish: worker_pb2.KvWish, folder: PieceFolder, carrier: str) -> None:
+    def __init__(
+        self,
+        door: Door,
+        wish: worker_pb2.KvWish,
+        folder: PieceFolder,
+        carrier: str,
+        on_close: Callable[[Sending], None],
+    ) -> None:
         self.folder = folder
+        self._on_close = on_close
         self._door = door
         self._carrier = carrier
         self._channel = KvChannel(_SENT_BYTES, _SENT_PACKETS)
@@ -124,6 +150,10 @@ class Sending:
         self._background.start(self._answer(door, wish))
         self._unread: list[str] = []
         self._is_over = False
+
+    def is_of(self, door: Door) -> bool:
+        """True if that worker answers."""
+        return self._door is door
 
     async def _answer(self, door: Door, wish: worker_pb2.KvWish) -> None:
         why = "the source stopped"
@@ -168,6 +198,7 @@ class Sending:
 
     async def close(self) -> None:
         """End it."""
+        self._on_close(self)
         await self._background.close()
         left = [packet.name for packet in self._channel.drain()]
         for name in left if self._is_over else [*left, *self._unread]:
