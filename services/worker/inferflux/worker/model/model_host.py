@@ -362,11 +362,7 @@ class ModelHost:
         for cleared in step.cleared:
             self._clearing.on_cleared(cleared)
         engine_log.stepped(self.name, step)
-        if self.device_context is not None and (step.flash_attention_by_context or step.draft_model_error):
-            contexts = self.device_context.flash_attention_by_context
-            contexts.update(step.flash_attention_by_context)
-            if step.draft_model_error:
-                contexts.pop("draft", None)
+        if self.device_context is not None and _learn_contexts(self.device_context, step):
             self._metrics.runs_on(self.device_context)
         if step.adapters:
             self.adapters.on_loaded(step.adapters)
@@ -441,3 +437,11 @@ class ModelHost:
                 self._watchdog.progressed()
                 self._metrics.stuck.inc()
                 self._engine.kill(f"the engine made no step for {self._options.stuck_s:g} s and was killed")
+
+
+def _learn_contexts(devices: device_pb2.DeviceContext, step: engine_pb2.StepReport) -> bool:
+    """Take in which contexts an engine has made or given up; returns whether there are any."""
+    devices.flash_attention_by_context.update(step.flash_attention_by_context)
+    if step.draft_model_error:
+        devices.flash_attention_by_context.pop("draft", None)
+    return bool(step.flash_attention_by_context or step.draft_model_error)
