@@ -24,7 +24,7 @@ from inferflux.worker.engine.tiers.disk import Disk
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 MEMORY = 256 << 20
-# No two tokens of its answer are nearly as likely as each other: it is the same in whatever steps it is computed.
+# No two tokens of its answer are nearly as likely as each other: any steps compute the same.
 PROMPT = [int(token) for token in np.random.default_rng(38).integers(300, 900, 700)]
 ANSWER = 60
 WAIT_S = 20.0
