@@ -252,10 +252,11 @@ class World:
         role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNSPECIFIED,
         is_source: bool = False,
         prefill_rate: float = 0.0,
+        context: int = CONTEXT,
     ) -> SimWorker:
         """Start a worker, or start it anew."""
         self._incarnations += 1
-        size = Size(slots, 2 * slots, kv_cells, CONTEXT, swap_cells=1_000_000)
+        size = Size(slots, 2 * slots, kv_cells, context, swap_cells=1_000_000)
         worker = SimWorker(self, worker_id, self._incarnations, size, model)
         worker.digest, worker.role = digest, role
         worker.is_source, worker.prefill_rate = is_source, prefill_rate
