@@ -86,9 +86,20 @@ class ScriptedAdmin:
                 job_id="job", host_id="host", state=done, kind=model_pb2.STORE_JOB_KIND_PULL
             )
             return scheduler_pb2.SchedulerAdminReply(store_job=job)
-        worker_id = request.drain.worker_id or request.get_drain.worker_id or request.clear_cache.worker_id
+        drained = request.drain.worker_id or request.get_drain.worker_id
+        worker_id = drained or request.clear_cache.worker_id or request.move.worker_id
         if worker_id != self.worker_id:
             raise NotFound(f"there is no worker {worker_id}")
+        if request.HasField("move"):
+            moved = scheduler_pb2.MovedRequest(
+                tenant=request.move.tenant or "acme",
+                request_id=request.move.request_id,
+                from_worker_id="worker-0",
+                worker_id=worker_id,
+                tokens=1234,
+                took_ms=250,
+            )
+            return scheduler_pb2.SchedulerAdminReply(moved=moved)
         if request.HasField("clear_cache"):
             self.cleared.worker_id = worker_id
             return scheduler_pb2.SchedulerAdminReply(cleared=self.cleared)

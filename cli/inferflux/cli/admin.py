@@ -30,10 +30,11 @@ from .reach.bounds import UINT64
 from .reach.client import Client
 from .reach.command import ApiKey, Call, Endpoint, StateDirectory, make_console, with_client
 from .reach.flag_groups import Commands
-from .show.status_tables import fairness_view
+from .show.status_tables import fairness_view, moved_view
 
 admin = Commands(
-    help="Change fairness, drain workers, clear caches, manage keys and access, and read the audit trail.",
+    help="Change fairness, drain workers, move requests, clear caches, "
+    "manage keys and access, and read the audit trail.",
     no_args_is_help=True,
 )
 admin.add_typer(cache, name="cache")
@@ -145,3 +146,21 @@ def undrain(
         sys.stdout.write(f"{worker} takes requests again\n")
 
     with_client(run, endpoint, api_key, state_dir)
+
+
+@admin.command()
+def move(
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a request that runs.")],
+    worker: Worker,
+    tenant: Annotated[
+        str, typer.Option(help="Whose request it is, where several tenants have one of that id.")
+    ] = "",
+    *,
+    call: Call,
+) -> None:
+    """Have another worker go on with a request: its KV state goes there while it runs, then it follows."""
+
+    async def run(client: Client) -> None:
+        call.show(await client.move(tenant, request, worker), moved_view)
+
+    call.run(run)

@@ -34,6 +34,7 @@ def plain(key_id: str) -> dict[str, dict[str, Any]]:
         "SetFairness": {"change": {"enable_preemption": True}},
         "DrainWorker": {"worker_id": "worker-1"},
         "UndrainWorker": {"worker_id": "worker-1"},
+        "MoveRequest": {"request_id": "r", "worker_id": "worker-1"},
         "ClearCache": {"worker_id": "worker-1"},
         "LoadModel": {"name": "m"},
         "UnloadModel": {"name": "m"},

@@ -12,7 +12,7 @@ from harness.gateway import Backend, GatewayProcess, until
 from harness.inferctl import Terminal, run
 from harness.scripted_admin import ScriptedAdmin
 
-from inferflux.common.contract.errors import Unavailable
+from inferflux.common.contract.errors import Aborted, FailedPrecondition, Unavailable
 from inferflux.v1 import scheduler_pb2
 
 Change = scheduler_pb2.SetFairness
@@ -228,3 +228,27 @@ async def test_a_worker_that_was_not_cleared_is_shown_and_is_status_1(
     assert "it did not answer" in result.stdout
     assert result.stderr.startswith("inferctl: not cleared: ")
     assert backend.worker_id in result.stderr
+
+
+async def test_a_request_is_moved_and_the_terminal_says_so(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    result = await run("admin", "move", "r1", "worker-1", "--tenant", "bolt", env=env)
+    assert result.returncode == 0, result.stderr
+    said = "r1 runs on worker-1 now, and left worker-0 (1,234 tokens went ahead, 0.25 s)"
+    assert " ".join(result.stdout.split()) == said
+    (request,) = scheduler.requests
+    assert request.move == scheduler_pb2.MoveRequest(tenant="bolt", request_id="r1", worker_id="worker-1")
+
+
+async def test_a_request_that_was_not_moved_ends_the_command_with_the_reason(
+    env: dict[str, str], scheduler: ScriptedAdmin
+) -> None:
+    scheduler.error = Aborted("request r1 was not moved: worker-1 is gone", reason="MOVE_GONE")
+    result = await run("admin", "move", "r1", "worker-1", env=env)
+    assert result.returncode == 1
+    assert "request r1 was not moved: worker-1 is gone" in result.stderr
+    scheduler.error = FailedPrecondition("request r1 cannot be moved: worker-1 has it already")
+    result = await run("admin", "move", "r1", "worker-1", env=env)
+    assert result.returncode == 1
+    assert "worker-1 has it already" in result.stderr

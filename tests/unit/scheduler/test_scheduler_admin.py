@@ -10,12 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.common.bus.key_value import Entry
-from inferflux.common.contract.errors import Aborted, InferFluxError, InvalidArgument, NotFound, Unavailable
+from inferflux.common.contract.errors import (
+    Aborted,
+    DeadlineExceeded,
+    InferFluxError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from inferflux.common.contract.partitions import OTHER_PARTITION, UNKNOWN_WORKER, WHOLE, Partition, divide
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.types.actions import Action, SendCommand
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.moves import Move, Why
 from inferflux.scheduler.core.workers.drains import DrainProgress
 from inferflux.scheduler.core.workers.hosts import HostTable
+from inferflux.scheduler.operator import admin
 from inferflux.scheduler.operator.admin import Administration
 from inferflux.scheduler.operator.fairness_store import FairnessStore, applied, merged
 from inferflux.scheduler.operator.host_admin import ModelAdministration
@@ -36,6 +46,7 @@ class FakeCore:
         self.drains: list[tuple[str, bool, float | None, float]] = []
         self.hosts = HostTable()
         self.term = 7
+        self.moving: Move | None = None
 
     @property
     def commands(self) -> FakeCore:
@@ -59,6 +70,12 @@ class FakeCore:
     def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand:
         self.drain_progress(worker_id)
         return worker_pb2.WorkerCommand(clear_cache=clear, term=7)
+
+    def move(self, key: RequestKey, worker_id: str, *, now: float) -> tuple[list[Action], RequestKey, Move]:
+        self.drain_progress(worker_id)
+        source = scheduler_pb2.KvSource()
+        self.moving = Move(Why.ADMIN, "worker-0", source, 1, worker_id, "i", now, now + 10)
+        return [SendCommand(worker_id, worker_pb2.WorkerCommand())], RequestKey("acme", key[1]), self.moving
 
 
 class FakeBucket:
@@ -421,3 +438,76 @@ def test_changes_made_into_one_do_what_they_did_one_by_one(several: list[Change]
         settings = applied(configured if change.reset else settings, change)
         one = merged(one, change)
     assert applied(configured, one) == settings
+
+
+MOVE = Request(move=scheduler_pb2.MoveRequest(request_id="r", worker_id="worker-1")).SerializeToString()
+
+
+async def test_a_move_is_answered_once_the_request_runs_on_the_other_worker() -> None:
+    desk = Desk()
+    asked = asyncio.create_task(desk.administration.answer(MOVE))
+    while desk.core.moving is None:
+        await asyncio.sleep(0)
+    assert (
+        await desk.administration.answer(
+            Request(get_fairness=scheduler_pb2.GetFairness()).SerializeToString()
+        )
+    ) is not None
+    assert not asked.done()
+    desk.core.moving.take(70, "")
+    desk.core.moving.end("done")
+    reply = await asked
+    assert reply is not None
+    moved = reply.moved
+    assert (moved.tenant, moved.request_id, moved.from_worker_id) == ("acme", "r", "worker-0")
+    assert (moved.worker_id, moved.tokens) == ("worker-1", 70)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("error", "worker-1 cannot have its state: no route. It goes on at worker-0"),
+        ("late", "its state did not reach worker-1 in time. It goes on at worker-0"),
+        ("gone", "worker-1 is gone"),
+        ("no_room", "worker-1 has no room for it any more"),
+        ("over", "it has ended, or its worker has lost it"),
+    ],
+)
+async def test_a_move_that_comes_to_nothing_says_why(outcome: str, said: str) -> None:
+    desk = Desk()
+    asked = asyncio.create_task(desk.administration.answer(MOVE))
+    while desk.core.moving is None:
+        await asyncio.sleep(0)
+    desk.core.moving.take(0, "no route" if outcome == "error" else "")
+    desk.core.moving.end(outcome)
+    reply = await asked
+    assert reply is not None
+    assert reply.refused.message == f"request r was not moved: {said}"
+    assert (reply.refused.code, reply.refused.reason) == (Aborted.code, f"MOVE_{outcome.upper()}")
+
+
+async def test_a_move_that_takes_too_long_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "_MOVE_LIMIT_S", 0.01)
+    reply = await Desk().administration.answer(MOVE)
+    assert reply is not None
+    assert reply.refused.code == DeadlineExceeded.code
+    assert reply.refused.message == "request r is on its way to worker-1 still"
+
+
+@pytest.mark.parametrize(
+    ("request_id", "worker_id", "tenant", "field"),
+    [
+        ("", "w", "", "request_id"),
+        ("a.b", "w", "", "request_id"),
+        ("r", "", "", "worker_id"),
+        ("r", "a b", "", "worker_id"),
+        ("r", "w", "a/b", "tenant"),
+    ],
+)
+async def test_a_move_names_a_request_and_a_worker(
+    request_id: str, worker_id: str, tenant: str, field: str
+) -> None:
+    move = scheduler_pb2.MoveRequest(request_id=request_id, worker_id=worker_id, tenant=tenant)
+    reply = await Desk().administration.answer(Request(move=move).SerializeToString())
+    assert reply is not None
+    assert (reply.refused.code, reply.refused.field) == (InvalidArgument.code, field)

@@ -31,7 +31,7 @@ class Pair:
 
     def move(self, request_id: str = "r1", tenant: str = "", to: str = "w2") -> Move:
         world = self.world
-        todo, move = world.core.commands.move(RequestKey(tenant, request_id), to, now=world.now)
+        todo, _, move = world.core.commands.move(RequestKey(tenant, request_id), to, now=world.now)
         world.do(todo)
         world.settle()
         world.check()

@@ -42,6 +42,8 @@ from .target import Target
 _Reply = TypeVar("_Reply")
 OnDelta = Callable[[inference_pb2.ChatDelta], None]
 _UNARY_LIMIT_S = 10.0
+# A request that moves is waited for.
+_MOVE_LIMIT_S = 20.0
 # How long a stream is resumed where another gateway may take it up.
 _RESUME_WINDOW_S = 30
 _CAN_RESUME = (
@@ -285,6 +287,16 @@ class Client:
         request = admin_pb2.UndrainWorkerRequest(worker_id=worker_id)
         reply = await self._call(lambda to: to.admin.UndrainWorker, request)
         return reply.progress
+
+    async def move(self, tenant: str, request_id: str, worker_id: str) -> scheduler_pb2.MovedRequest:
+        """Have another worker go on with a request; returns once it does.
+
+        Args:
+            tenant: empty: the one that has such a request.
+        """
+        request = admin_pb2.MoveRequestRequest(tenant=tenant, request_id=request_id, worker_id=worker_id)
+        reply = await self._call(lambda to: to.admin.MoveRequest, request, timeout_s=_MOVE_LIMIT_S)
+        return reply.moved
 
     async def clear_cache(self, request: admin_pb2.ClearCacheRequest) -> admin_pb2.ClearCacheResponse:
         """Clear caches of workers, and the answer cache; says of each what was cleared, or why not."""

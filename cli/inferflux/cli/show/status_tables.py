@@ -37,6 +37,13 @@ def fairness_view(fairness: scheduler_pb2.Fairness) -> Table:
     return table
 
 
+def moved_view(moved: scheduler_pb2.MovedRequest) -> str:
+    """A line on a request that was moved."""
+    request_id, left, to = map(escape, (moved.request_id, moved.from_worker_id, moved.worker_id))
+    tokens, took_s = f"{moved.tokens:,} tokens went ahead", f"{moved.took_ms / 1000:.2f} s"
+    return f"{request_id} runs on {to} now, and left {left} [dim]({tokens}, {took_s})[/]"
+
+
 def status_view(status: cluster_pb2.GetStatusResponse) -> RenderableType:
     """Services, the queue, and a row per worker."""
     services = make_table("service", "", "")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from inferflux.v1 import scheduler_pb2 as inferflux_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/admin.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"\x14\n\x12GetFairnessRequest\"?\n\x13GetFairnessResponse\x12(\n\x08\x66\x61irness\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.Fairness\"?\n\x12SetFairnessRequest\x12)\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.SetFairness\"?\n\x13SetFairnessResponse\x12(\n\x08\x66\x61irness\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.Fairness\"_\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1f\n\x12hand_over_after_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x15\n\x13_hand_over_after_ms\"D\n\x13\x44rainWorkerResponse\x12-\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.inferflux.v1.DrainProgress\")\n\x14UndrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"F\n\x15UndrainWorkerResponse\x12-\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.inferflux.v1.DrainProgress\"w\n\x11\x43learCacheRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0f\n\x07\x61nswers\x18\x04 \x01(\x08\x12\x10\n\x08prefixes\x18\x05 \x01(\x08\x12\r\n\x05tiers\x18\x06 \x01(\x08\"q\n\x12\x43learCacheResponse\x12,\n\x07workers\x18\x01 \x03(\x0b\x32\x1b.inferflux.v1.ClearedWorker\x12-\n\x07\x61nswers\x18\x02 \x01(\x0b\x32\x1c.inferflux.v1.ClearedAnswers\"?\n\x0e\x43learedAnswers\x12\x0f\n\x07\x61nswers\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05\x65rror\x18\x03 \x01(\t2\xb7\x03\n\x0c\x41\x64minService\x12R\n\x0bGetFairness\x12 .inferflux.v1.GetFairnessRequest\x1a!.inferflux.v1.GetFairnessResponse\x12R\n\x0bSetFairness\x12 .inferflux.v1.SetFairnessRequest\x1a!.inferflux.v1.SetFairnessResponse\x12T\n\x0b\x44rainWorker\x12 .inferflux.v1.DrainWorkerRequest\x1a!.inferflux.v1.DrainWorkerResponse0\x01\x12X\n\rUndrainWorker\x12\".inferflux.v1.UndrainWorkerRequest\x1a#.inferflux.v1.UndrainWorkerResponse\x12O\n\nClearCache\x12\x1f.inferflux.v1.ClearCacheRequest\x1a .inferflux.v1.ClearCacheResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18inferflux/v1/admin.proto\x12\x0cinferflux.v1\x1a\x1cinferflux/v1/scheduler.proto\"\x14\n\x12GetFairnessRequest\"?\n\x13GetFairnessResponse\x12(\n\x08\x66\x61irness\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.Fairness\"?\n\x12SetFairnessRequest\x12)\n\x06\x63hange\x18\x01 \x01(\x0b\x32\x19.inferflux.v1.SetFairness\"?\n\x13SetFairnessResponse\x12(\n\x08\x66\x61irness\x18\x01 \x01(\x0b\x32\x16.inferflux.v1.Fairness\"_\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1f\n\x12hand_over_after_ms\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x15\n\x13_hand_over_after_ms\"D\n\x13\x44rainWorkerResponse\x12-\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.inferflux.v1.DrainProgress\")\n\x14UndrainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"F\n\x15UndrainWorkerResponse\x12-\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.inferflux.v1.DrainProgress\"K\n\x12MoveRequestRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\"@\n\x13MoveRequestResponse\x12)\n\x05moved\x18\x01 \x01(\x0b\x32\x1a.inferflux.v1.MovedRequest\"w\n\x11\x43learCacheRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0f\n\x07\x61nswers\x18\x04 \x01(\x08\x12\x10\n\x08prefixes\x18\x05 \x01(\x08\x12\r\n\x05tiers\x18\x06 \x01(\x08\"q\n\x12\x43learCacheResponse\x12,\n\x07workers\x18\x01 \x03(\x0b\x32\x1b.inferflux.v1.ClearedWorker\x12-\n\x07\x61nswers\x18\x02 \x01(\x0b\x32\x1c.inferflux.v1.ClearedAnswers\"?\n\x0e\x43learedAnswers\x12\x0f\n\x07\x61nswers\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05\x65rror\x18\x03 \x01(\t2\x8b\x04\n\x0c\x41\x64minService\x12R\n\x0bGetFairness\x12 .inferflux.v1.GetFairnessRequest\x1a!.inferflux.v1.GetFairnessResponse\x12R\n\x0bSetFairness\x12 .inferflux.v1.SetFairnessRequest\x1a!.inferflux.v1.SetFairnessResponse\x12T\n\x0b\x44rainWorker\x12 .inferflux.v1.DrainWorkerRequest\x1a!.inferflux.v1.DrainWorkerResponse0\x01\x12X\n\rUndrainWorker\x12\".inferflux.v1.UndrainWorkerRequest\x1a#.inferflux.v1.UndrainWorkerResponse\x12R\n\x0bMoveRequest\x12 .inferflux.v1.MoveRequestRequest\x1a!.inferflux.v1.MoveRequestResponse\x12O\n\nClearCache\x12\x1f.inferflux.v1.ClearCacheRequest\x1a .inferflux.v1.ClearCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,12 +48,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNDRAINWORKERREQUEST']._serialized_end=497
   _globals['_UNDRAINWORKERRESPONSE']._serialized_start=499
   _globals['_UNDRAINWORKERRESPONSE']._serialized_end=569
-  _globals['_CLEARCACHEREQUEST']._serialized_start=571
-  _globals['_CLEARCACHEREQUEST']._serialized_end=690
-  _globals['_CLEARCACHERESPONSE']._serialized_start=692
-  _globals['_CLEARCACHERESPONSE']._serialized_end=805
-  _globals['_CLEAREDANSWERS']._serialized_start=807
-  _globals['_CLEAREDANSWERS']._serialized_end=870
-  _globals['_ADMINSERVICE']._serialized_start=873
-  _globals['_ADMINSERVICE']._serialized_end=1312
+  _globals['_MOVEREQUESTREQUEST']._serialized_start=571
+  _globals['_MOVEREQUESTREQUEST']._serialized_end=646
+  _globals['_MOVEREQUESTRESPONSE']._serialized_start=648
+  _globals['_MOVEREQUESTRESPONSE']._serialized_end=712
+  _globals['_CLEARCACHEREQUEST']._serialized_start=714
+  _globals['_CLEARCACHEREQUEST']._serialized_end=833
+  _globals['_CLEARCACHERESPONSE']._serialized_start=835
+  _globals['_CLEARCACHERESPONSE']._serialized_end=948
+  _globals['_CLEAREDANSWERS']._serialized_start=950
+  _globals['_CLEAREDANSWERS']._serialized_end=1013
+  _globals['_ADMINSERVICE']._serialized_start=1016
+  _globals['_ADMINSERVICE']._serialized_end=1539
 # @@protoc_insertion_point(module_scope)

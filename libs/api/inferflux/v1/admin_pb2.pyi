@@ -179,6 +179,53 @@ class UndrainWorkerResponse(_message.Message):
 Global___UndrainWorkerResponse: _TypeAlias = UndrainWorkerResponse  # noqa: Y015
 
 @_typing.final
+class MoveRequestRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Empty: the one tenant that has such a request."""
+    request_id: _builtins.str
+    worker_id: _builtins.str
+    """The worker to go on with it."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tenant", b"tenant", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveRequestRequest: _TypeAlias = MoveRequestRequest  # noqa: Y015
+
+@_typing.final
+class MoveRequestResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def moved(self) -> _scheduler_pb2.MovedRequest: ...
+    def __init__(
+        self,
+        *,
+        moved: _scheduler_pb2.MovedRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved", b"moved"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveRequestResponse: _TypeAlias = MoveRequestResponse  # noqa: Y015
+
+@_typing.final
 class ClearCacheRequest(_message.Message):
     """What to clear. Without `answers`, `prefixes` and `tiers`: all three, or of one worker the last two."""
 

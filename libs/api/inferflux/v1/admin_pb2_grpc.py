@@ -54,6 +54,11 @@ class AdminServiceStub:
                 request_serializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
                 response_deserializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.MoveRequest = channel.unary_unary(
+                '/inferflux.v1.AdminService/MoveRequest',
+                request_serializer=inferflux_dot_v1_dot_admin__pb2.MoveRequestRequest.SerializeToString,
+                response_deserializer=inferflux_dot_v1_dot_admin__pb2.MoveRequestResponse.FromString,
+                _registered_method=True)
         self.ClearCache = channel.unary_unary(
                 '/inferflux.v1.AdminService/ClearCache',
                 request_serializer=inferflux_dot_v1_dot_admin__pb2.ClearCacheRequest.SerializeToString,
@@ -90,6 +95,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveRequest(self, request, context):
+        """Answers once the request runs on the other worker. One that could not be moved goes on where it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ClearCache(self, request, context):
         """Requests keep what they have; what others could have had of it is freed. A worker that could not be cleared
         is named with the reason, and does not keep the others from it.
@@ -120,6 +132,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UndrainWorker,
                     request_deserializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerRequest.FromString,
                     response_serializer=inferflux_dot_v1_dot_admin__pb2.UndrainWorkerResponse.SerializeToString,
+            ),
+            'MoveRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveRequest,
+                    request_deserializer=inferflux_dot_v1_dot_admin__pb2.MoveRequestRequest.FromString,
+                    response_serializer=inferflux_dot_v1_dot_admin__pb2.MoveRequestResponse.SerializeToString,
             ),
             'ClearCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearCache,
@@ -235,6 +252,33 @@ class AdminService:
             '/inferflux.v1.AdminService/UndrainWorker',
             inferflux_dot_v1_dot_admin__pb2.UndrainWorkerRequest.SerializeToString,
             inferflux_dot_v1_dot_admin__pb2.UndrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/inferflux.v1.AdminService/MoveRequest',
+            inferflux_dot_v1_dot_admin__pb2.MoveRequestRequest.SerializeToString,
+            inferflux_dot_v1_dot_admin__pb2.MoveRequestResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class AdminServiceStub:
     DrainWorker: _grpc.UnaryStreamMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]
     """Streams the progress until the worker may be stopped. Ending the call does not undo it."""
     UndrainWorker: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]
+    MoveRequest: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MoveRequestRequest, _admin_pb2.MoveRequestResponse]
+    """Answers once the request runs on the other worker. One that could not be moved goes on where it is."""
     ClearCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearCacheRequest, _admin_pb2.ClearCacheResponse]
     """Requests keep what they have; what others could have had of it is freed. A worker that could not be cleared
     is named with the reason, and does not keep the others from it.
@@ -51,6 +53,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     DrainWorker: _aio.UnaryStreamMultiCallable[_admin_pb2.DrainWorkerRequest, _admin_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Streams the progress until the worker may be stopped. Ending the call does not undo it."""
     UndrainWorker: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainWorkerRequest, _admin_pb2.UndrainWorkerResponse]  # type: ignore[assignment]
+    MoveRequest: _aio.UnaryUnaryMultiCallable[_admin_pb2.MoveRequestRequest, _admin_pb2.MoveRequestResponse]  # type: ignore[assignment]
+    """Answers once the request runs on the other worker. One that could not be moved goes on where it is."""
     ClearCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearCacheRequest, _admin_pb2.ClearCacheResponse]  # type: ignore[assignment]
     """Requests keep what they have; what others could have had of it is freed. A worker that could not be cleared
     is named with the reason, and does not keep the others from it.
@@ -86,6 +90,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainWorkerResponse, _abc.Awaitable[_admin_pb2.UndrainWorkerResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def MoveRequest(
+        self,
+        request: _admin_pb2.MoveRequestRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.MoveRequestResponse, _abc.Awaitable[_admin_pb2.MoveRequestResponse]]:
+        """Answers once the request runs on the other worker. One that could not be moved goes on where it is."""
 
     @_abc_1.abstractmethod
     def ClearCache(

@@ -75,6 +75,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             progress = await self._scheduler.drain(request.worker_id, undo=True)
         return admin_pb2.UndrainWorkerResponse(progress=progress)
 
+    async def MoveRequest(
+        self, request: admin_pb2.MoveRequestRequest, context: Context
+    ) -> admin_pb2.MoveRequestResponse:
+        admin_limits.check_move(request)
+        about = {"moved_request_id": request.request_id, "worker_id": request.worker_id}
+        with self._audit.change("MoveRequest", of_tenant=request.tenant, **about) as line:
+            moved = await self._scheduler.move(
+                scheduler_pb2.MoveRequest(
+                    tenant=request.tenant, request_id=request.request_id, worker_id=request.worker_id
+                )
+            )
+            line["from_worker_id"] = moved.from_worker_id
+        return admin_pb2.MoveRequestResponse(moved=moved)
+
     async def ClearCache(
         self, request: admin_pb2.ClearCacheRequest, context: Context
     ) -> admin_pb2.ClearCacheResponse:

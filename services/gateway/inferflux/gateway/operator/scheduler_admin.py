@@ -12,13 +12,15 @@ from inferflux.common.contract.errors import (
     Unavailable,
     from_code,
 )
-from inferflux.common.contract.partitions import OTHER_PARTITION, UNKNOWN_WORKER
+from inferflux.common.contract.partitions import OTHER_PARTITION, UNKNOWN_REQUEST, UNKNOWN_WORKER
 from inferflux.v1 import model_pb2, scheduler_pb2
 
 # A standby takes over within three seconds; until then no scheduler answers.
 _RETRY_DELAY_S = 3.0
 # Where the scheduler has to wait for a worker, for 5 s at most.
 _WORKER_TIMEOUT_S = 6.0
+# Where it has to wait for a request that moves, for 15 s at most.
+_MOVE_TIMEOUT_S = 17.0
 # Where a host has to read and try a file first.
 _FILE_TIMEOUT_S = 80.0
 
@@ -58,6 +60,17 @@ class SchedulerAdmin:
             NotFound: there is no such worker.
         """
         return await self._drain(get_drain=scheduler_pb2.GetDrain(worker_id=worker_id))
+
+    async def move(self, request: scheduler_pb2.MoveRequest) -> scheduler_pb2.MovedRequest:
+        """Have another worker go on with a request; returns once it does.
+
+        Raises:
+            NotFound: there is no such request, or no such worker.
+            FailedPrecondition: it cannot be moved there.
+            Aborted: it was not moved in the end.
+        """
+        message = scheduler_pb2.SchedulerAdminRequest(move=request)
+        return _part(await self._ask(message, timeout_s=_MOVE_TIMEOUT_S), "moved").moved
 
     async def clear_cache(self, request: scheduler_pb2.ClearWorkerCache) -> scheduler_pb2.ClearedWorker:
         """Have a worker give cached prefixes up.
@@ -165,7 +178,7 @@ class SchedulerAdmin:
 
 def _is_answer(reply: scheduler_pb2.SchedulerAdminReply) -> bool:
     """Return whether no other leader has a better one."""
-    return reply.refused.reason not in (OTHER_PARTITION, UNKNOWN_WORKER)
+    return reply.refused.reason not in (OTHER_PARTITION, UNKNOWN_WORKER, UNKNOWN_REQUEST)
 
 
 def _refusal(refused: scheduler_pb2.AdminRefusal) -> InferFluxError:

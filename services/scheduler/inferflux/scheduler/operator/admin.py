@@ -25,6 +25,8 @@ from inferflux.common.process.tasks import Background
 from inferflux.scheduler.core.lifecycle.checks import check_admin
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.types.actions import Action
+from inferflux.scheduler.core.types.jobs import RequestKey
+from inferflux.scheduler.core.types.moves import Move
 from inferflux.scheduler.core.workers.drains import DrainProgress
 from inferflux.scheduler.core.workers.hosts import HostTable
 from inferflux.scheduler.edge.host_commands import command_host, command_store
@@ -38,6 +40,8 @@ log = logs.get("scheduler.admin")
 _T = TypeVar("_T")
 # Longest wait for a worker, whose engine answers within 4 s.
 _WORKER_LIMIT_S = 5.0
+# Longest wait for a request that moves: its state is waited for 10 s, and the other worker has to take it.
+_MOVE_LIMIT_S = 15.0
 
 
 class WorkerCommands(Protocol):
@@ -48,6 +52,9 @@ class WorkerCommands(Protocol):
     ) -> list[Action]: ...
     def drain_progress(self, worker_id: str) -> DrainProgress: ...
     def clear_cache(self, worker_id: str, clear: scheduler_pb2.ClearCache) -> worker_pb2.WorkerCommand: ...
+    def move(
+        self, key: RequestKey, worker_id: str, *, now: float
+    ) -> tuple[list[Action], RequestKey, Move]: ...
 
 
 class AdministeredCore(Protocol):
@@ -146,6 +153,8 @@ class Administration:
         match request.WhichOneof("request"):
             case "clear_cache":
                 return lambda: self._clear_cache(request.clear_cache)
+            case "move":
+                return lambda: self._move(request.move)
             case "load_model":
                 return lambda: self._on_model(self._models.load(request.load_model))
             case "unload_model":
@@ -177,6 +186,32 @@ class Administration:
         cleared = await self._ask_worker(worker_id, command)
         cleared.worker_id = worker_id
         return scheduler_pb2.SchedulerAdminReply(cleared=cleared)
+
+    async def _move(self, request: scheduler_pb2.MoveRequest) -> scheduler_pb2.SchedulerAdminReply:
+        key, began_s = RequestKey(request.tenant, request.request_id), self._clock()
+        todo, key, move = self._guarded(
+            "a move", lambda: self._core.commands.move(key, request.worker_id, now=began_s)
+        )
+        ended = asyncio.Event()
+        move.on_end = ended.set
+        self._do(todo)
+        try:
+            await asyncio.wait_for(ended.wait(), _MOVE_LIMIT_S)
+        except TimeoutError:
+            message = f"request {key.request_id} is on its way to {move.to_id} still"
+            raise DeadlineExceeded(message) from None
+        if why := move.why_not:
+            message = f"request {key.request_id} was not moved: {why}"
+            raise Aborted(message, reason=f"MOVE_{move.outcome.upper()}")
+        moved = scheduler_pb2.MovedRequest(
+            tenant=key.tenant,
+            request_id=key.request_id,
+            from_worker_id=move.from_id,
+            worker_id=move.to_id,
+            tokens=move.tokens,
+            took_ms=1000 * (self._clock() - began_s),
+        )
+        return scheduler_pb2.SchedulerAdminReply(moved=moved)
 
     async def _answer(
         self, request: scheduler_pb2.SchedulerAdminRequest
@@ -317,7 +352,7 @@ _ABOUT_MODELS = frozenset(
         "verify_model",
     }
 )
-_ASKED_ELSEWHERE = _ABOUT_MODELS | {"clear_cache"}
+_ASKED_ELSEWHERE = _ABOUT_MODELS | {"clear_cache", "move"}
 
 
 def _is_for_a_worker(data: bytes) -> bool:

@@ -25,7 +25,7 @@ SCOPES: Mapping[Scope, str] = {
     Scope.MODELS_LOAD: "have models loaded, unloaded and forgotten",
     Scope.ADMIN: "everything an operator does",
     Scope.STATUS: "see services, workers, the queue and fairness",
-    Scope.CLUSTER: "change fairness, drain workers, clear caches",
+    Scope.CLUSTER: "change fairness, drain workers, move requests, clear caches",
     Scope.POLICY: "manage keys, roles, limits and guardrails; export and import them",
     Scope.POLICY_READ: "see keys, roles, limits and guardrails, but no secret",
 }

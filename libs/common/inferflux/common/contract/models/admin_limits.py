@@ -9,7 +9,7 @@ Both ends are included:
 | worker_id | 1 to 64 of A-Z a-z 0-9 _ - |
 | hand_over_after_ms | 0 to 86,400,000 |
 | model | at most 256 bytes |
-| tenant | 1 to 64 of A-Z a-z 0-9 _ - |
+| tenant, request_id | 1 to 64 of A-Z a-z 0-9 _ - |
 
 Pure; every error names its field.
 """
@@ -63,6 +63,14 @@ def check_hand_over(after_ms: int | None) -> None:
     """Raises InvalidArgument for more than a day; None is never."""
     if after_ms is not None:
         check_range(after_ms, 0, MAX_HAND_OVER_MS, "hand_over_after_ms")
+
+
+def check_move(request: admin_pb2.MoveRequestRequest | scheduler_pb2.MoveRequest) -> None:
+    """A request could have that name, and a worker the other one."""
+    check_token(request.request_id, "request_id")
+    check_worker_id(request.worker_id)
+    if request.tenant:
+        check_token(request.tenant, "tenant")
 
 
 def check_clear(request: admin_pb2.ClearCacheRequest) -> None:

@@ -144,37 +144,32 @@ def check_readers(notice: scheduler_pb2.ReaderNotice) -> None:
         raise InvalidArgument("no notice that is known here", field="notice")
 
 
-_OF_STORES: Mapping[str, Callable[[Any], None]] = {
+_OF_ADMIN: Mapping[str, Callable[[Any], None]] = {
+    "get_fairness": lambda _asked: None,
+    "set_fairness": admin_limits.check_fairness,
+    "drain": lambda asked: _check_drain(asked),
+    "get_drain": lambda asked: admin_limits.check_worker_id(asked.worker_id),
+    "clear_cache": admin_limits.check_clear_worker,
+    "move": admin_limits.check_move,
+    "load_model": admin_limits.check_load,
+    "unload_model": admin_limits.check_unload,
+    "add_adapter": admin_limits.check_add_adapter,
+    "remove_adapter": admin_limits.check_remove_adapter,
     "pull_model": admin_limits.check_pull,
     "remove_model": admin_limits.check_stored,
     "verify_model": admin_limits.check_stored,
 }
 
 
+def _check_drain(asked: scheduler_pb2.DrainRequest) -> None:
+    admin_limits.check_worker_id(asked.worker_id)
+    if asked.HasField("hand_over_after_ms"):
+        admin_limits.check_hand_over(asked.hand_over_after_ms)
+
+
 def check_admin(request: scheduler_pb2.SchedulerAdminRequest) -> None:
     """An administrator asks for something known, in its range."""
-    match request.WhichOneof("request"):
-        case "get_fairness":
-            pass
-        case "set_fairness":
-            admin_limits.check_fairness(request.set_fairness)
-        case "drain":
-            admin_limits.check_worker_id(request.drain.worker_id)
-            if request.drain.HasField("hand_over_after_ms"):
-                admin_limits.check_hand_over(request.drain.hand_over_after_ms)
-        case "get_drain":
-            admin_limits.check_worker_id(request.get_drain.worker_id)
-        case "clear_cache":
-            admin_limits.check_clear_worker(request.clear_cache)
-        case "load_model":
-            admin_limits.check_load(request.load_model)
-        case "unload_model":
-            admin_limits.check_unload(request.unload_model)
-        case "add_adapter":
-            admin_limits.check_add_adapter(request.add_adapter)
-        case "remove_adapter":
-            admin_limits.check_remove_adapter(request.remove_adapter)
-        case "pull_model" | "remove_model" | "verify_model" as asked:
-            _OF_STORES[asked](getattr(request, asked))
-        case _:
-            raise InvalidArgument("nothing is asked for that is known here", field="request")
+    asked = request.WhichOneof("request")
+    if asked is None or asked not in _OF_ADMIN:
+        raise InvalidArgument("nothing is asked for that is known here", field="request")
+    _OF_ADMIN[asked](getattr(request, asked))

@@ -72,11 +72,16 @@ class Moves:
         take.traceparent = job.request.traceparent
         return [self._state.command(to.worker_id, command)]
 
-    def begin_named(self, key: RequestKey, worker_id: str, now: float) -> tuple[list[Action], Move]:
+    def begin_named(
+        self, key: RequestKey, worker_id: str, now: float
+    ) -> tuple[list[Action], RequestKey, Move]:
         """Move a request for an operator.
 
         Args:
             key: its tenant may be empty: then it is the one that has such a request.
+
+        Returns:
+            The actions, the whole key, and the move, which comes to say what became of it.
 
         Raises:
             NotFound: there is no such request, or no such worker.
@@ -92,7 +97,7 @@ class Moves:
         out = self.begin(job, to, Why.ADMIN, now)
         if job.move is None:
             raise KeyError(job.key)
-        return out, job.move
+        return out, job.key, job.move
 
     def _named(self, key: RequestKey) -> Job:
         if key.tenant:

@@ -64,17 +64,8 @@ class WorkerCommands:
             raise NotFound(f"no worker {worker_id} is alive", reason=UNKNOWN_WORKER)
         return worker
 
-    def move(self, key: RequestKey, worker_id: str, *, now: float) -> tuple[list[Action], Move]:
-        """Have another worker go on with a request; the move says what became of it.
-
-        Args:
-            key: its tenant may be empty: then it is the one that has such a request.
-
-        Raises:
-            NotFound: there is no such request, or no such worker.
-            InvalidArgument: several tenants have such a request.
-            FailedPrecondition: it cannot be moved there.
-        """
+    def move(self, key: RequestKey, worker_id: str, *, now: float) -> tuple[list[Action], RequestKey, Move]:
+        """Have another worker go on with a request; as `Moves.begin_named`."""
         return self._moves.begin_named(key, worker_id, now)
 
     def hand_over(self, now: float) -> list[Action]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -51,6 +52,24 @@ class Move:
     outcome: str = ""
     # What the other worker says went wrong.
     error: str = ""
+    # Called when it is over.
+    on_end: Callable[[], None] = lambda: None
+
+    @property
+    def why_not(self) -> str:
+        """Sentence on a move that has not come to its end; empty of one that goes on, or is done."""
+        match self.outcome:
+            case "" | "done":
+                return ""
+            case "error":
+                return f"{self.to_id} cannot have its state: {self.error}. It goes on at {self.from_id}"
+            case "late":
+                return f"its state did not reach {self.to_id} in time. It goes on at {self.from_id}"
+            case "gone":
+                return f"{self.to_id} is gone"
+            case "no_room":
+                return f"{self.to_id} has no room for it any more"
+        return "it has ended, or its worker has lost it"
 
     @property
     def is_split(self) -> bool:
@@ -66,3 +85,4 @@ class Move:
 
     def end(self, outcome: str) -> None:
         self.outcome = outcome
+        self.on_end()
