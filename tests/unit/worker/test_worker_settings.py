@@ -219,15 +219,3 @@ def test_kv_state_is_not_served_to_a_network_in_plain_text_unless_that_is_asked_
     assert "INFERFLUX_KV_INSECURE" in error
     monkeypatch.setenv("INFERFLUX_KV_INSECURE", "true")
     assert made(monkeypatch).kv_server == given
-
-
-@pytest.mark.parametrize(
-    ("role", "cells", "expected"),
-    [("unified", "", None), ("prefill", "", 0), ("prefill", "512", 512), ("decode", "", None)],
-)
-def test_prompts_need_no_context_of_their_own_where_nothing_is_decoded(
-    monkeypatch: pytest.MonkeyPatch, role: str, cells: str, expected: int | None
-) -> None:
-    monkeypatch.setenv("INFERFLUX_ROLE", role)
-    settings = made(monkeypatch, **({"PREFILL_CELLS": cells} if cells else {}))
-    assert settings.separate_prefill_cells == expected

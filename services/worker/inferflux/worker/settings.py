@@ -395,12 +395,6 @@ class WorkerSettings(KvSettings):
         return value
 
     @property
-    def separate_prefill_cells(self) -> int | None:
-        """KV cells of the prefill context; None: the engine chooses."""
-        # Beside nothing that decodes there is nothing to keep prompts from.
-        return 0 if self.prefill_cells is None and self.role == "prefill" else self.prefill_cells
-
-    @property
     def members(self) -> list[WorkerSettings]:
         """The settings of each worker in this process."""
         if self.null_workers == 1:

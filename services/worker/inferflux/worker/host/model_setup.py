@@ -51,7 +51,7 @@ def model_needs(settings: WorkerSettings, wish: Wish, file: ModelFile, *, room: 
         slots=_slots(settings, wish, role),
         kv_cells=_first(wish.kv_cells, 0 if wish.kv_bytes else settings.kv_cells),
         kv_bytes=_first(wish.kv_bytes, 0 if wish.kv_cells else settings.kv_bytes),
-        prefill_cells=settings.separate_prefill_cells,
+        prefill_cells=settings.prefill_cells,
         types=kv_types(settings),
     )
     if embeds(role):
@@ -155,7 +155,7 @@ def engine_config(settings: WorkerSettings, known: Known) -> engine_pb2.EngineCo
         kv_bytes=settings.kv_bytes if takes_usual else 0,
         kv_type_k=settings.kv_type_k,
         kv_type_v=settings.kv_type_v,
-        prefill_cells=settings.separate_prefill_cells,
+        prefill_cells=settings.prefill_cells,
         context_length=_first(wish.context_length, settings.context_length),
         threads=settings.threads,
         batch_tokens=settings.batch_tokens,
