@@ -1,0 +1,153 @@
+"""KV state goes from worker to worker, and no token changes: split prompts, moved streams, lost sides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from harness.children import ENGINE, child_of
+from harness.client import MODEL, Answer, Client, countdown, prompt
+
+from inferflux.cli.stack import Stack, StackOptions
+from inferflux.v1 import admin_pb2, generation_pb2, inference_pb2
+
+pytestmark = [pytest.mark.e2e]
+
+LIMIT_S = 90.0
+# No two tokens of its answer are nearly as likely as each other: any steps compute the same.
+SURE = np.random.default_rng(38).integers(300, 900, 700).tolist()
+SURE_TOKENS = 60
+_DRAWN = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 30}
+_PENALTIES = {"repeat_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
+WAYS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": _DRAWN | _PENALTIES}
+
+
+def options(directory: Path, *, roles: Sequence[str] = (), **variables: str) -> StackOptions:
+    by_worker: dict[str, Mapping[str, str]] = {
+        f"worker-{i}": {"INFERFLUX_ROLE": role} for i, role in enumerate(roles)
+    }
+    return StackOptions(
+        workers=2,
+        slots=8,
+        threads=1,
+        kv_cells=16384,
+        restarts=False,
+        state_dir=directory / "state",
+        env={f"INFERFLUX_{name}": value for name, value in variables.items()},
+        service_env={**by_worker, "scheduler": {"INFERFLUX_SCHEDULER_NO_WORKER_TIMEOUT_S": "60"}},
+    )
+
+
+def requests(tokens: int = SURE_TOKENS) -> list[inference_pb2.GenerateRequest]:
+    """One of each way."""
+    return [
+        inference_pb2.GenerateRequest(
+            model=MODEL,
+            token_ids=inference_pb2.TokenIds(ids=SURE),
+            params=generation_pb2.GenerationParams(
+                max_tokens=tokens, ignore_eos=True, sampling=generation_pb2.SamplingParams(**way)
+            ),
+        )
+        for way in WAYS.values()
+    ]
+
+
+async def alone(directory: Path, asked: Sequence[inference_pb2.GenerateRequest]) -> list[list[int]]:
+    """The tokens of each, by a worker that does all, one after the other."""
+    async with Stack(options(directory)) as stack:
+        client = Client(stack.endpoint, stack.api_key)
+        answers = []
+        for request in asked:
+            answers.append(await client.ask(request))
+            await clear_cache(client)
+        await client.close()
+    return [answer.token_ids for answer in answers]
+
+
+async def move(client: Client, request_id: str, worker_id: str) -> None:
+    request = admin_pb2.MoveRequestRequest(request_id=request_id, worker_id=worker_id)
+    await client.admin.MoveRequest(request, metadata=client.metadata(), timeout=LIMIT_S)
+
+
+async def clear_cache(client: Client) -> None:
+    await client.admin.ClearCache(admin_pb2.ClearCacheRequest(), metadata=client.metadata(), timeout=LIMIT_S)
+
+
+async def test_a_prompt_is_computed_by_one_worker_and_answered_by_the_other(tmp_path: Path) -> None:
+    asked = requests()
+    expected = await alone(tmp_path / "alone", asked)
+    # It runs where answers are made: a prompt beside it would cost it. Its steps are its own, so that the
+    # others' have no more rows than when each is alone.
+    other = prompt(max_tokens=4000)
+    other.params.deterministic = True
+    async with Stack(options(tmp_path, roles=("prefill", "decode"))) as stack:
+        client = Client(stack.endpoint, stack.api_key)
+        busy = asyncio.create_task(client.ask(other))
+        async with asyncio.timeout(LIMIT_S):
+            await client.until_status(
+                lambda s: any(r.generated_tokens for w in s.scheduler.workers for r in w.status.residents)
+            )
+            found = []
+            for request in asked:
+                found.append(await client.ask(request))
+                await clear_cache(client)
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+        await client.close()
+    assert [answer.token_ids for answer in found] == expected
+    assert [answer.worker_ids for answer in found] == [["worker-0", "worker-1"]] * len(asked)
+
+
+@pytest.mark.parametrize("carrier", ["shm", "tcp", "nats"])
+async def test_a_stream_that_is_moved_goes_on_with_the_same_tokens(tmp_path: Path, carrier: str) -> None:
+    asked = countdown(99)
+    async with Stack(options(tmp_path, KV_TRANSPORT=carrier)) as stack:
+        client = Client(stack.endpoint, stack.api_key)
+        expected = await client.ask(asked)
+        await clear_cache(client)
+        answer = Answer()
+        task = asyncio.create_task(client.ask(asked, request_id="moves", answer=answer))
+        async with asyncio.timeout(LIMIT_S):
+            await answer.first_token.wait()
+            first = answer.worker_ids[-1]
+            other = "worker-1" if first == "worker-0" else "worker-0"
+            await move(client, "moves", other)
+            await task
+        assert answer.token_ids == expected.token_ids
+        assert answer.worker_ids == [first, other]
+        await client.close()
+
+
+@pytest.mark.parametrize("side", ["worker-0", "worker-1"])
+@pytest.mark.parametrize("part", ["worker", "engine"])
+async def test_a_side_that_dies_while_state_moves_costs_no_token(
+    tmp_path: Path, side: str, part: str
+) -> None:
+    asked = [prompt(" ".join(["word"] * 300) + str(i), max_tokens=300) for i in range(4)]
+    async with Stack(options(tmp_path, roles=("prefill", "decode"))) as stack:
+        client = Client(stack.endpoint, stack.api_key)
+        answers = [Answer() for _ in asked]
+        tasks = [
+            asyncio.create_task(client.ask(request, answer=answer))
+            for request, answer in zip(asked, answers, strict=True)
+        ]
+        async with asyncio.timeout(LIMIT_S):
+            await answers[0].first_token.wait()
+            pid = stack.processes[side].pid
+            if part == "engine":
+                engine = child_of(pid, ENGINE)
+                assert engine is not None
+                os.kill(engine, signal.SIGKILL)
+            else:
+                psutil.Process(pid).kill()
+            await asyncio.gather(*tasks)
+        # `Answer` fails where a token is missing or comes twice.
+        assert all(answer.terminal is not None for answer in answers)
+        await client.close()
