@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -399,23 +398,14 @@ def test_what_comes_for_a_request_is_evicted_after_what_nobody_waits_for(sides: 
     assert target.engine._memory.prefixes.known(scope, np.array([*PROMPT, 1], np.int32)) == 0
 
 
-def test_what_dead_engines_left_is_removed_in_time(sides: tuple[Side, Side]) -> None:
-    source, _ = sides
-    source.folder.mkdir()
-    old, new = source.folder / "old", source.folder / "new.tmp"
-    for path in (old, new):
-        path.write_bytes(b"left")
-    os.utime(old, (time.time() - 700, time.time() - 700))
-    source.export(key="t.none")
-    source.engine._tiers.pieces.wait_for_writes(20)
-    assert source.files() == [new]
-
-
 def test_nothing_of_the_exchange_is_left_once_all_engines_have_ended(root: Path) -> None:
     side = Side(root)
     begun(side)
     side.export(key="t.a")
     side.until(lambda: any(piece.is_caught_up for piece in side.pieces))
+    (side.folder / "of-a-dead-engine").touch()
+    (side.folder.with_name("sockets")).mkdir()
+    (side.folder.with_name("sockets") / "of-a-dead-worker").touch()
     side.engine.close()
     assert list(root.parent.iterdir()) == []
 

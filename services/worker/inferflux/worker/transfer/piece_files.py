@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import stat
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Self
 from .packets import Failed, is_name
 
 CHUNK_BYTES = 256 << 10
+# Pieces are taken, or given up, sooner; one that is not finished may wait for more tokens.
+_LEFT_S, _UNFINISHED_LEFT_S = 60.0, 600.0
+_UNFINISHED = ".tmp"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -36,18 +40,29 @@ class PieceFolder:
         self._sockets = exchange / "sockets"
 
     def prepare(self) -> None:
-        """Make the folders that are missing, and remove sockets of processes that live no more, in exchanges
-        beside this one too: an engine removes exchanges that are empty.
+        """Make the folders that are missing, and remove what is left in them.
 
         Raises:
             OSError: they cannot be made.
         """
         for folder in (self._pieces, self._sockets):
             folder.mkdir(mode=0o700, exist_ok=True)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove sockets of processes that live no more, and pieces that lie for long: whoever wrote them, or
+        was to take them, does not either. In exchanges beside this one too: an engine removes exchanges that
+        are empty."""
+        now_s = time.time()
         for lock in self._exchange.parent.parent.glob(f"*/{self._exchange.name}/lock"):
             for path in lock.with_name(self._sockets.name).glob("*"):
                 with contextlib.suppress(OSError):
                     if path.is_socket() and not _is_answered(path):
+                        path.unlink()
+            for path in lock.with_name(self._pieces.name).glob("*"):
+                with contextlib.suppress(OSError):
+                    limit_s = _UNFINISHED_LEFT_S if path.suffix == _UNFINISHED else _LEFT_S
+                    if now_s - path.lstat().st_mtime > limit_s:
                         path.unlink()
 
     def give_up(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import struct
@@ -34,6 +35,7 @@ from .transport import Door, Doors, KvTransport
 _MOST_TAKINGS = 64
 # Of a command that says nothing, and of a state that a batch names.
 _LIMIT_MS = 30_000
+_SWEEP_EVERY_S = 10.0
 # What was fetched is not fetched again for a request that comes within so long.
 _REMEMBERED_S = 30.0
 _MOST_REMEMBERED = 1024
@@ -133,6 +135,7 @@ class Transfers:
     async def listen(self) -> None:
         """Let other workers ask."""
         self._kv.doors.open(self._door)
+        self._background.start(self._sweep())
         if self._nats is not None:
             await self._nats.listen()
 
@@ -190,6 +193,12 @@ class Transfers:
             log.warning("KV state cannot go to other workers, or come from them", why=str(error))
             return
         self._folder = folder
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            if self._folder is not None:
+                await asyncio.to_thread(self._folder.sweep)
 
     async def _listen_in(self, folder: PieceFolder) -> None:
         path = folder.socket_of(self._state.incarnation)

@@ -116,7 +116,6 @@ class Exports:
             self.news.append(engine_pb2.EnginePiece(id=command.id, is_last=True, error=why))
             return
         self._exports[command.id] = export
-        self._files.sweep()
 
     def poll(self) -> None:
         """Let each export go on, as far as the step has time for it."""

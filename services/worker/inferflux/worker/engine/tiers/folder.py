@@ -394,18 +394,26 @@ def _clear(path: Path, unused_since_ns: int) -> None:
 
 
 def _remove_unused(root: Path) -> None:
-    """Remove empty folders of processes that live no more; with the last of them their empty exchange."""
+    """Remove empty folders of processes that live no more; with the last of them their empty exchange. What
+    was on its way to one of them goes with it."""
     for path in sorted(root.iterdir()):  # the exchange is the last
         is_last = path.name != _EXCHANGE or [*root.iterdir()] == [path]
         with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
             for each in path.iterdir() if is_last else ():
-                if each.is_dir():  # empty, or in use
-                    each.rmdir()
+                if each.is_dir():
+                    _clear_out(each, path)
             if is_last and [*path.iterdir()] == [path / _LOCK]:
                 (path / _LOCK).unlink()
                 path.rmdir()
     with contextlib.suppress(OSError):
         root.rmdir()
+
+
+def _clear_out(folder: Path, parent: Path) -> None:
+    """Remove a folder: one of an exchange with all that is in it, pieces and sockets."""
+    for entry in folder.iterdir() if parent.name == _EXCHANGE else ():
+        entry.unlink()
+    folder.rmdir()
 
 
 def _read_all(file: int, into: memoryview) -> int:

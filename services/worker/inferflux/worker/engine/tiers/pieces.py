@@ -13,7 +13,6 @@ import itertools
 import mmap
 import os
 import secrets
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,9 +35,6 @@ from .folder import bytes_below, mapped, opened
 
 PIECES = "pieces"
 _UNFINISHED = ".tmp"
-# Files of engines that live no more are removed after this many seconds.
-_LEFT_S = 600.0
-_SWEEP_EVERY_S = 60.0
 # The next piece of a sequence names more tokens: a file is made with room for some.
 _MARGIN = 1 << 13
 _PAGE = 4096
@@ -62,7 +58,6 @@ class PieceFiles:
         self._writer = ThreadPoolExecutor(1, "piece-writer")
         self._maker = ThreadPoolExecutor(1, "piece-maker")
         self._reader = ThreadPoolExecutor(1, "piece-reader")
-        self._swept_s = 0.0
         self._preparing: Future[tuple[str, StateBytes]] | None = None
 
     @property
@@ -184,13 +179,6 @@ class PieceFiles:
                 with contextlib.suppress(OSError):
                     each.unlink()
 
-    def sweep(self) -> None:
-        """Have what was not read for 10 minutes removed, some time later, if that was not done just now."""
-        now_s = time.monotonic()
-        if self._exchange is not None and now_s - self._swept_s >= _SWEEP_EVERY_S:
-            self._swept_s = now_s
-            self._writer.submit(_clear, self._exchange / PIECES, time.time() - _LEFT_S)
-
     def wait_for_writes(self, seconds: float) -> None:
         """Return when all that was asked for is written, or after `seconds`."""
         with contextlib.suppress(TimeoutError):
@@ -262,11 +250,3 @@ def _read(path: Path, identity: Identity) -> Envelope:
         open_header(prelude + rest, n_bytes)
         data = mapped(file, n_bytes)
     return open_envelope(data, identity)
-
-
-def _clear(folder: Path, unread_since_s: float) -> None:
-    with contextlib.suppress(OSError):
-        for entry in folder.iterdir():
-            with contextlib.suppress(OSError):
-                if entry.lstat().st_mtime < unread_since_s:
-                    entry.unlink()
