@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,13 @@ def sides(backends: tuple[Backend, Backend], tmp_path: Path) -> Iterator[tuple[S
     yield Side(backends[0], root), Side(backends[1], root)
     while Served.made:
         Served.made.pop().engine.close()
+
+
+@pytest.fixture
+def other_build(backends: tuple[Backend, Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine that takes state runs another version of llama.cpp."""
+    identity = replace(backends[1].identity, llama_cpp="another build")
+    monkeypatch.setattr(backends[1], "identity", identity)
 
 
 def constrained(item: worker_pb2.BatchItem) -> worker_pb2.BatchItem:
@@ -331,6 +339,23 @@ def test_a_piece_that_is_damaged_ends_the_import_and_the_rest_is_computed(
     assert [report.tokens for report in target.imported] == [256, 256]
     assert target.imported[-1].error.startswith("a piece was not taken")
     assert target.n_prefilled == len(PROMPT) + len(source.tokens["a"]) - 256
+    for side in sides:
+        side.leaves_nothing()
+
+
+@pytest.mark.usefixtures("other_build")
+def test_state_of_another_build_is_refused_and_the_request_computed(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    expected = undisturbed(target)
+    item = decoding(source)
+    for path in leave(source):
+        target.take(path)
+    target.take("", is_over=True)
+    target.start(going_on(item, source.tokens["a"]))
+    target.until(lambda: not target.engine.residents)
+    assert source.tokens["a"] + target.tokens["a"] == expected
+    assert target.imported[0].error == "a piece was not taken: foreign: llama_cpp"
+    assert target.n_prefilled == len(PROMPT) + len(source.tokens["a"])
     for side in sides:
         side.leaves_nothing()
 
