@@ -66,7 +66,7 @@ sim: .venv/.dev  ## simulate the scheduler: waits, fairness, what decisions cost
 architectures: .venv/.dev  ## serve a tiny model of each architecture in every way: docs/architectures.md; ARGS="qwen35 rwkv7"
 	@PYTHONPATH=tests GOMP_SPINCOUNT=0 $(BIN)/python -m architectures $(ARGS)
 
-chaos: .venv/.dev  ## kill, stop and pause processes at random under load, no client may notice; SEED=1 SECONDS=120
+chaos: .venv/.dev  ## kill, stop and pause processes at random under load, no client may notice; SEED=1 SECONDS=120; ARGS="--roles"
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seed $(SEED) --seconds $(SECONDS) $(ARGS)
 
 fleet: .venv/.dev  ## hosts in network namespaces, broken under load (Linux, root); SEED=1 SECONDS=120 CASES=chaos

@@ -6,6 +6,9 @@ caller      a client that does as a good client should
 transcript  what one client was sent, held against what it should be
 published   what was published on the token subjects, with or without readers
 inflict     does the faults to a stack
+disk        what can happen to KV state on disk
+exchange    what can happen to KV state on its way to another worker
+operator    what an operator may do meanwhile
 processes   what runs on this machine and should not
 report      breaches, and the lines people read
 run         all of it together

@@ -18,6 +18,11 @@ def main() -> int:
     parser.add_argument(
         "--streams", type=_streams, default=12, help="requests under way at any time, 1 to 256"
     )
+    parser.add_argument(
+        "--roles",
+        action="store_true",
+        help="a prefill and two decode workers, long prompts, and faults of the KV state that they exchange",
+    )
     parser.add_argument("--calm", action="store_true", help="no faults, the same load")
     parser.add_argument("--keep", action="store_true", help="keep the logs even if all is well")
     parser.add_argument("-v", "--verbose", action="store_true", help="print every fault as it happens")
@@ -26,6 +31,7 @@ def main() -> int:
         seed=asked.seed,
         seconds=asked.seconds,
         streams=asked.streams,
+        has_roles=asked.roles,
         is_calm=asked.calm,
         keeps_logs=asked.keep,
         is_verbose=asked.verbose,

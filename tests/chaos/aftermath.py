@@ -36,6 +36,8 @@ def held(status: cluster_pb2.GetStatusResponse, *, workers: int) -> list[str]:
         found += [f"{name}: {r.request_id} is resident, epoch {r.epoch}" for r in view.status.residents]
         if view.status.kv_cells_reserved:
             found.append(f"{name}: {view.status.kv_cells_reserved} KV cells are reserved")
+        if view.status.kv_transfers.under_way:
+            found.append(f"{name}: {view.status.kv_transfers.under_way} transfers are under way")
     return found
 
 
@@ -59,17 +61,29 @@ def tracebacks(log: str) -> list[str]:
 
 async def jobs_left(nats_url: str) -> list[str]:
     """Jobs that are still in the work queue: no scheduler has acknowledged them."""
+    n = await _messages(nats_url, subjects.JOBS_STREAM, ">")
+    return [n] if isinstance(n, str) else [f"{n} jobs are in the work queue"] if n else []
+
+
+async def objects_left(nats_url: str) -> list[str]:
+    """KV state that lies in nats-server though no worker fetches it."""
+    n = await _messages(nats_url, subjects.KV_STREAM, f"$O.{subjects.KV_BUCKET}.C.>")
+    return [n] if isinstance(n, str) else [f"{n} pieces of KV state are in NATS"] if n else []
+
+
+async def _messages(nats_url: str, stream: str, subject: str) -> int | str:
+    """Messages of a stream with such a subject; or why that is not known."""
     try:
         connection = await nats.connect(nats_url.split(","), connect_timeout=2, allow_reconnect=False)
     except (OSError, TimeoutError, nats.errors.Error) as error:
-        return [f"the work queue cannot be asked: {error!r}"]
+        return f"{stream} cannot be asked: {error!r}"
     try:
-        state = (await connection.jetstream().stream_info(subjects.JOBS_STREAM)).state
+        state = (await connection.jetstream().stream_info(stream, subjects_filter=subject)).state
     except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
-        return [f"the work queue cannot be asked: {error!r}"]
+        return f"{stream} cannot be asked: {error!r}"
     finally:
         await connection.close()
-    return [f"{state.messages} jobs are in the work queue"] if state.messages else []
+    return int(sum((state.subjects or {}).values()))
 
 
 async def until_free(

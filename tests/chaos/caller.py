@@ -26,7 +26,7 @@ from inferflux.common.contract.errors import (
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 from .transcript import Transcript
-from .workload import Order, Whim
+from .workload import Order, Whim, countdown_text, turns_before
 
 # How long one request may take, whatever happens.
 PATIENCE_S = 60.0
@@ -39,6 +39,17 @@ RESUME_WINDOW_S = 60
 _PASSING = (Unavailable, ResourceExhausted, Cancelled)
 # UNAVAILABLE that is the end of the request, not of the attempt.
 _FINAL = frozenset({"NO_WORKER", "RETRIES_EXHAUSTED", "REFUSED", "SILENT", "TOKENS_LOST"})
+
+
+def asked(order: Order) -> inference_pb2.ChatRequest:
+    """The request of an order, with the conversation before it."""
+    request = countdown(order.start, order.end)
+    question = request.messages.pop()
+    for start, end in turns_before(order.turns, order.start):
+        request.messages.extend(countdown(start, end).messages)
+        request.messages.add(role="assistant", content=countdown_text(start, end))
+    request.messages.append(question)
+    return request
 
 
 class _Response(Protocol):
@@ -155,7 +166,7 @@ class _Conversation:
     def _ask(self) -> _Call:
         order = self._transcript.order
         assert isinstance(order, Order)
-        request = countdown(order.start, order.end)
+        request = asked(order)
         request.priority = order.priority
         # Who leaves on a whim says that nothing is to be resumed.
         request.resume_window_s = 0 if order.whim is Whim.LEAVE else self._resume_window_s

@@ -63,7 +63,7 @@ def spoil(folder: Path, rng: random.Random) -> int:
     chosen = rng.sample(names, min(len(names), 4))
     for i, name in enumerate(chosen):
         with suppress(OSError):
-            _damage(folder / name, rng, is_cut=bool(i % 2))
+            damage(folder / name, rng, is_cut=bool(i % 2))
     number = rng.randrange(1 << 32)
     (folder / f"{_FOREIGN}-{number}.kv").write_bytes(rng.randbytes(rng.choice((0, 7, 5000))))
     (folder / f"{_FOREIGN}-{number}-other.kv").write_bytes(_OTHER_VERSION)
@@ -72,7 +72,8 @@ def spoil(folder: Path, rng: random.Random) -> int:
     return len(chosen) + 4
 
 
-def _damage(path: Path, rng: random.Random, *, is_cut: bool) -> None:
+def damage(path: Path, rng: random.Random, *, is_cut: bool) -> None:
+    """Cut a file off somewhere, or change a byte."""
     size = path.stat().st_size
     at = rng.randrange(size)
     if is_cut:

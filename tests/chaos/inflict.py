@@ -13,15 +13,22 @@ from pathlib import Path
 
 from inferflux.cli.stack import Stack, StartError
 
-from . import disk
+from . import disk, exchange
+from .operator import Operator
 from .processes import child_of
-from .schedule import DISK, ENGINE, OF, TOKENIZER, Action, Fault
+from .schedule import DISK, ENGINE, OF, PIECES, REQUESTS, TOKENIZER, TRANSFER, Action, Fault
 
 # Beyond the stack's drain limit, what a process gets to end after SIGTERM.
 STOP_LIMIT_S = 10.0
 BACK_LIMIT_S = 40.0
 
+# The longest that state is waited for that is on its way to or from a worker.
+_TRANSFER_LIMIT_S = 3.0
+# Faults of KV state on its way are more than those of one process.
+_SHARE_OF_ALL = 3
+
 _CHILDREN = {"worker": (ENGINE, DISK), "gateway": (TOKENIZER,)}
+_CHILDREN_WITH_ROLES = {"worker": (ENGINE, TRANSFER, REQUESTS), "gateway": (TOKENIZER,)}
 _MODULES = {
     ENGINE: "inferflux.worker.engine",
     DISK: "inferflux.worker.engine",
@@ -32,13 +39,20 @@ Say = Callable[[str], None]
 Blame = Callable[[str, str], None]
 
 
-def targets(stack: Stack) -> list[str]:
-    """What a schedule may name: every process, the children they have, and the schedulers by their roles."""
-    names: list[str] = []
+def targets(stack: Stack, *, has_roles: bool = False) -> list[str]:
+    """What a schedule may name: every process, the children they have, and the schedulers by their roles.
+
+    Args:
+        has_roles: whether there are prefill and decode workers, and state goes from one to another.
+    """
+    names: list[str] = [PIECES, REQUESTS] * _SHARE_OF_ALL if has_roles else []
+    children = _CHILDREN_WITH_ROLES if has_roles else _CHILDREN
     for name, process in stack.processes.items():
         if process.spec.kind != "scheduler":
             names.append(name)
-        names += [child + OF + name for child in _CHILDREN.get(process.spec.kind, ())]
+        names += [child + OF + name for child in children.get(process.spec.kind, ())]
+        if has_roles and process.spec.kind == "worker":
+            names.append(TRANSFER + OF + name)
     return [*names, "leader", "standby"]
 
 
@@ -49,6 +63,7 @@ class Inflictor:
         find_leader: the scheduler process that leads; empty when no scheduler reports that it leads.
         say: told of every fault in a sentence.
         blame: told of a process and what it did that it should not have.
+        shm_bytes: most that may lie in shared memory for other workers.
     """
 
     def __init__(
@@ -59,8 +74,11 @@ class Inflictor:
         say: Say,
         blame: Blame,
         clock: Callable[[], float],
+        shm_bytes: int = 0,
     ) -> None:
         self._stack = stack
+        self._shm_bytes = shm_bytes
+        self.operator = Operator(lambda: stack.target)
         self._find_leader = find_leader
         self._say = say
         self._blame = blame
@@ -82,6 +100,15 @@ class Inflictor:
             if folder is not None:
                 found.append(folder)
         return found
+
+    def exchange(self) -> Path | None:
+        """The folder in shared memory of the engines that run; None while none does."""
+        for process in self._stack.processes.values():
+            pid = child_of(process.pid, _MODULES[ENGINE])
+            folder = None if pid is None else exchange.exchange_of(pid)
+            if folder is not None:
+                return folder
+        return None
 
     def engines_died_since(self, moment_s: float) -> int:
         return sum(at >= moment_s for at in self._engine_deaths)
@@ -115,7 +142,15 @@ class Inflictor:
         try:
             self._say(str(fault) if name == fault.target else f"{fault} ({name})")
             self.counts[fault.kind] += 1
-            if child:
+            if child == REQUESTS:
+                await self._drain(process, fault.lasts_s)
+            elif name == REQUESTS:
+                await self.operator.move(random.Random(str(fault)), fault.lasts_s)
+            elif name == PIECES:
+                await self._hit_pieces(fault)
+            elif child == TRANSFER:
+                await self._hit_transfer(process, fault)
+            elif child:
                 await self._hit_child(child, process, fault)
             elif fault.action is Action.PAUSE:
                 await _pause(self._stack.processes[name].pid, fault.lasts_s)
@@ -165,6 +200,49 @@ class Inflictor:
             self._say(f"the engine died while it wrote to {fault.target}")
         else:
             self._say(f"{fault.target} was not written to")
+
+    async def _hit_pieces(self, fault: Fault) -> None:
+        folder = self.exchange()
+        if folder is None:
+            self.skipped += 1
+        elif fault.action is Action.FILL:
+            with exchange.full(folder, self._shm_bytes):
+                await asyncio.sleep(fault.lasts_s)
+            self._say(f"{fault.target} have room again")
+        else:
+            n = await asyncio.to_thread(exchange.spoil, folder, random.Random(str(fault)), fault.lasts_s)
+            self._say(f"{n} of {fault.target} were not left alone")
+
+    async def _hit_transfer(self, worker: str, fault: Fault) -> None:
+        """Hit a worker, or its engine, in the middle of a transfer, which may be its own."""
+        parent = self._stack.processes[worker].pid
+        engine = child_of(parent, _MODULES[ENGINE])
+        folder = None if engine is None else exchange.exchange_of(engine)
+        if engine is None or folder is None:
+            self.skipped += 1
+        elif fault.action is Action.FILL:
+            with disk.full(engine):
+                await asyncio.sleep(fault.lasts_s)
+            self._say(f"{worker} writes again")
+        elif not await asyncio.to_thread(exchange.wait_for_piece, folder, _TRANSFER_LIMIT_S):
+            self._say(f"{fault}: skipped, no state was on its way")
+            self.skipped += 1
+        elif fault.action is Action.TEAR:
+            self._engine_deaths.append(self._clock())
+            self.torn += 1
+            _send(engine, signal.SIGKILL)
+        elif fault.action is Action.PAUSE:
+            paused = random.Random(str(fault)).choice((engine, parent))
+            await _pause(paused, fault.lasts_s)
+            self._say(f"{'the engine of ' if paused == engine else ''}{worker} goes on")
+        else:
+            await self._take_down(worker, fault)
+
+    async def _drain(self, worker: str, lasts_s: float) -> None:
+        await self.operator.drain(worker, lasts_s)
+        if why := await self.operator.undrain(worker, BACK_LIMIT_S):
+            self._blame(worker, f"was not undrained within {BACK_LIMIT_S:g} s: {why}")
+        self._say(f"{worker} takes requests again")
 
     async def _take_down(self, name: str, fault: Fault) -> None:
         if fault.action is Action.STOP:

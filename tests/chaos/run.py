@@ -20,12 +20,14 @@ from harness.leaders import leader_of
 from inferflux.cli.reach.client import Client as AdminClient
 from inferflux.cli.stack import EventKind, Stack, StackEvent, StackOptions, StartError
 from inferflux.common.bus import Bus
+from inferflux.common.bus.streams import KV_MAX_AGE_S
 from inferflux.common.calls import grpc_client
+from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.contract.requests.priority import HIGHEST
 from inferflux.common.process import logs
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
-from . import aftermath, disk, processes, published
+from . import aftermath, disk, exchange, processes, published
 from .caller import RESUME_WINDOW_S, Caller
 from .inflict import Inflictor, targets
 from .published import Published
@@ -34,10 +36,11 @@ from .schedule import Fault, plan
 from .workload import PROMPTS, countdown_text, orders
 
 WORKERS = 2
+PREFILL, DECODE = 1, 2
 TENANTS = ("default", "acme", "globex")
 # What a run may take beside its load, the end of the processes not counted.
 _EXTRA_S = 50.0
-_START_LIMIT_S = 40.0
+_START_LIMIT_S = 120.0
 _DRAIN_LIMIT_S = 3.0
 # What requests get to end after the last one began.
 _LAST_LIMIT_S = 25.0
@@ -64,15 +67,29 @@ _DEFAULTS = {
     "INFERFLUX_WORKER_HOST_BYTES": str(1 << 20),
     "INFERFLUX_WORKER_DISK_BYTES": str(_DISK_BYTES),
 }
+_SHM_BYTES = 64 << 20
+# What the killed have left is removed by then: after 60 s by workers, and by nats-server.
+_LEFT_LIMIT_S = KV_MAX_AGE_S + 20.0
+_DEFAULTS_WITH_ROLES = _DEFAULTS | {
+    # Less than the prompts of all slots want.
+    "INFERFLUX_WORKER_KV_CELLS": "4096",
+    "INFERFLUX_WORKER_SHM_BYTES": str(_SHM_BYTES),
+}
+_TRANSPORTS = ("shm", "tcp", "nats", "auto")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is asked of a run."""
+    """What is asked of a run.
+
+    Attributes:
+        has_roles: prefill and decode workers, and long prompts.
+    """
 
     seed: int
     seconds: float
     streams: int
+    has_roles: bool = False
     is_calm: bool = False
     keeps_logs: bool = False
     is_verbose: bool = False
@@ -89,10 +106,10 @@ async def run(settings: Settings) -> int:
     chaos = Chaos(settings, folder, report, mark)
     try:
         with report.shown():
-            async with asyncio.timeout(settings.seconds + _EXTRA_S):
+            async with asyncio.timeout(settings.seconds + chaos.extra_s):
                 await chaos.run()
     except TimeoutError:
-        report.breach("the run", f"was not over {_EXTRA_S:g} s after its load")
+        report.breach("the run", f"was not over {chaos.extra_s:g} s after its load")
     except asyncio.CancelledError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -120,16 +137,29 @@ class Chaos:
         self._settings = settings
         self._report = report
         self._mark = mark
-        options = _options(folder)
+        options = _options(folder, settings)
         self._stack = Stack(options, observe=self._observe)
+        self._n_workers = options.n_workers
         self._disk_bytes = int(options.env["INFERFLUX_WORKER_DISK_BYTES"])
+        self._exchange: Path | None = None
+        self._fetched: dict[str, int] = {}
         self._expected: dict[str, list[int]] = {}
         self._published = Published(self._expected)
         self._inflictor = Inflictor(
-            self._stack, find_leader=self._leader, say=report.event, blame=report.breach, clock=_CLOCK
+            self._stack,
+            find_leader=self._leader,
+            say=report.event,
+            blame=report.breach,
+            clock=_CLOCK,
+            shm_bytes=_SHM_BYTES,
         )
         self._bus: Bus | None = None
         self._began_s = _CLOCK()
+
+    @property
+    def extra_s(self) -> float:
+        """What the run may take beside its load."""
+        return _EXTRA_S + (_LEFT_LIMIT_S if self._settings.has_roles else 0.0)
 
     def summary(self) -> str:
         return summary(
@@ -152,6 +182,9 @@ class Chaos:
                 raise
             finally:
                 await self._bus.close()
+        if self._exchange is not None:
+            for what in exchange.remains(self._exchange):
+                self._report.breach("when all had ended", what)
 
     async def _go(self, clients: list[Client]) -> None:
         answers = await _references(clients[0])
@@ -164,8 +197,12 @@ class Chaos:
         )
         self._began_s = _CLOCK()
         self._report.event("the load begins")
+        if self._settings.has_roles:
+            self._exchange = self._inflictor.exchange()
+            self._report.event(f"{_transport(self._settings.seed)} carries KV state, in {self._exchange}")
         clock = asyncio.create_task(self._tell_time())
         faults = [] if self._settings.is_calm else self._plan()
+        counting = asyncio.create_task(self._count_fetched())
         following = asyncio.create_task(self._inflictor.follow(faults, self._began_s))
         try:
             await self._load(caller, answers)
@@ -173,16 +210,17 @@ class Chaos:
             await self._inflictor.until_over()
             await self._look_around()
         finally:
-            clock.cancel()
-            following.cancel()
+            for task in (clock, counting, following):
+                task.cancel()
             await self._inflictor.close()
 
     async def _load(self, caller: Caller, answers: dict[tuple[int, int], list[int]]) -> None:
         """Keep the streams busy for the time asked for, then see them end."""
         until = self._began_s + self._settings.seconds
+        has_long = self._settings.has_roles
 
         async def one_after_the_other(stream: int) -> None:
-            for order in orders(self._settings.seed, stream, tenants=len(TENANTS)):
+            for order in orders(self._settings.seed, stream, tenants=len(TENANTS), has_long=has_long):
                 if _CLOCK() >= until:
                     return
                 self._expected[order.request_id] = answers[order.start, order.end]
@@ -205,12 +243,15 @@ class Chaos:
     async def _look_around(self) -> None:
         async with AdminClient(self._stack.target) as client:
             found = await aftermath.until_free(
-                client, self._stack.nats_url, workers=WORKERS, limit_s=_FREE_LIMIT_S, clock=_CLOCK
+                client, self._stack.nats_url, workers=self._n_workers, limit_s=_FREE_LIMIT_S, clock=_CLOCK
             )
         for what in found:
             self._report.breach("afterwards", f"{what}, {_FREE_LIMIT_S:g} s after everything")
-        for wrong in await self._wrongs_of_disks():
-            self._report.breach("the disk tier", wrong)
+        if self._settings.has_roles:
+            await self._look_for_state()
+        else:
+            for wrong in await self._wrongs_of_disks():
+                self._report.breach("the disk tier", wrong)
         for request_id, wrongs in self._published.wrongs().items():
             for wrong in wrongs:
                 self._report.breach(request_id, wrong)
@@ -223,6 +264,44 @@ class Chaos:
         self._report.event(f"looked around: {self._published.chunks:,} published chunks were seen")
         self._report.event(f"{self._inflictor.torn} engines were killed while they wrote a file")
 
+    async def _look_for_state(self) -> None:
+        """Look for KV state that is on its way no more, and lies somewhere."""
+        folder = self._exchange
+        if folder is None:
+            self._report.breach("afterwards", "no engine has an exchange")
+            return
+        began_s = _CLOCK()
+        while True:
+            pieces = exchange.left(folder, await self._incarnations())
+            objects = await aftermath.objects_left(self._stack.nats_url)
+            waited_s = _CLOCK() - began_s
+            if waited_s > _LEFT_LIMIT_S or not (pieces or objects):
+                break
+            await asyncio.sleep(0.2)
+        for what in (*pieces, *objects):
+            self._report.breach("afterwards", f"{what}, {waited_s:.0f} s after everything")
+        operator, n = self._inflictor.operator, sum(self._fetched.values())
+        self._report.event(
+            f"state was fetched {n} times; an operator moved {operator.moved} requests, and could not move "
+            f"{operator.refused.total()}: {dict(operator.refused)}"
+        )
+        if not n:
+            self._report.breach("the run", "no KV state has come from another worker")
+
+    async def _incarnations(self) -> set[str]:
+        async with AdminClient(self._stack.target) as client:
+            views = (await client.status()).scheduler.workers
+        return {view.status.incarnation for view in views}
+
+    async def _count_fetched(self) -> None:
+        """Note how much state each worker has fetched, by its incarnation."""
+        async with AdminClient(self._stack.target) as client:
+            while self._settings.has_roles:
+                with contextlib.suppress(InferFluxError):
+                    for view in (await client.status()).scheduler.workers:
+                        self._fetched[view.status.incarnation] = view.status.kv_transfers.done
+                await asyncio.sleep(0.5)
+
     async def _wrongs_of_disks(self) -> list[str]:
         """What is wrong with the disk tiers once they have written all."""
         folders = self._inflictor.folders()
@@ -234,7 +313,11 @@ class Chaos:
         return found
 
     def _plan(self) -> list[Fault]:
-        return plan(self._settings.seed, self._settings.seconds, targets(self._stack))
+        return plan(
+            self._settings.seed,
+            self._settings.seconds,
+            targets(self._stack, has_roles=self._settings.has_roles),
+        )
 
     def _is_poisoned(self, since_s: float) -> bool:
         return self._inflictor.engines_died_since(since_s) >= 2
@@ -254,16 +337,26 @@ class Chaos:
             self._report.event(f"{event.process} {event.kind.value} {event.detail}".rstrip())
 
 
-def _options(folder: Path) -> StackOptions:
+def _options(folder: Path, settings: Settings) -> StackOptions:
+    has_roles = settings.has_roles
+    defaults = _DEFAULTS
+    if has_roles:
+        defaults = _DEFAULTS_WITH_ROLES | {"INFERFLUX_KV_TRANSPORT": _transport(settings.seed)}
     return StackOptions(
         state_dir=folder,
-        workers=WORKERS,
+        workers=0 if has_roles else WORKERS,
+        prefill=PREFILL if has_roles else 0,
+        decode=DECODE if has_roles else 0,
         schedulers=2,
         start_limit_s=_START_LIMIT_S,
         drain_limit_s=_DRAIN_LIMIT_S,
-        has_disk_tier=True,
-        env={variable: os.environ.get(variable, value) for variable, value in _DEFAULTS.items()},
+        has_disk_tier=not has_roles,
+        env={variable: os.environ.get(variable, value) for variable, value in defaults.items()},
     )
+
+
+def _transport(seed: int) -> str:
+    return _TRANSPORTS[seed % len(_TRANSPORTS)]
 
 
 @contextlib.asynccontextmanager

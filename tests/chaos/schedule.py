@@ -23,6 +23,10 @@ class Action(Enum):
     SPOIL = "spoil"
     # Nothing can be written for a time.
     FILL = "fill"
+    # Random requests are moved to random workers for a time.
+    MOVE = "move"
+    # A worker is drained, what runs there goes on elsewhere at once; it takes requests again later.
+    DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class Fault:
     Attributes:
         at_s: seconds after the load began.
         target: a process by name, a child of one (`engine of worker-0`), the disk tier of one (`disk of
-            worker-0`), or a role among the schedulers: `leader`, `standby`.
+            worker-0`), a role among the schedulers: `leader`, `standby`; a worker while state is on its way
+            (`transfer of worker-0`), its requests (`requests of worker-0`), those of all, or all `pieces`.
         lasts_s: how long it is down or paused.
     """
 
@@ -54,6 +59,7 @@ OF = " of "
 # Children, which their parents stop and start.
 ENGINE, TOKENIZER = "engine", "tokenizer"
 DISK = "disk"
+TRANSFER, REQUESTS, PIECES = "transfer", "requests", "pieces"
 
 _FIRST_S = 2.0
 # At the end everything has to be back.
@@ -70,8 +76,15 @@ _CHILD_WEIGHTS = {
     ENGINE: {Action.KILL: 2, Action.PAUSE: 1},
     TOKENIZER: {Action.KILL: 1},
     DISK: {Action.TEAR: 2, Action.SPOIL: 1, Action.FILL: 1},
+    TRANSFER: {Action.TEAR: 3, Action.KILL: 3, Action.STOP: 2, Action.PAUSE: 3, Action.FILL: 1},
+    REQUESTS: {Action.DRAIN: 1},
+}
+_WEIGHTS_OF_ALL = {
+    REQUESTS: {Action.MOVE: 1},
+    PIECES: {Action.SPOIL: 3, Action.FILL: 1},
 }
 _DISK_S = 3.0
+_LASTING = (Action.FILL, Action.MOVE, Action.DRAIN)
 
 
 def plan(seed: int, seconds: float, targets: Sequence[str]) -> list[Fault]:
@@ -104,10 +117,11 @@ def _in_turns(rng: random.Random, targets: Sequence[str]) -> Iterator[str]:
 
 def _what(rng: random.Random, target: str) -> tuple[Action, float]:
     child = target.rpartition(OF)[0]
-    weights = _CHILD_WEIGHTS.get(child, _WEIGHTS)
+    weights = _CHILD_WEIGHTS.get(child) or _WEIGHTS_OF_ALL.get(target, _WEIGHTS)
     action = rng.choices(list(weights), list(weights.values()))[0]
     if action is Action.PAUSE:
         return action, round(rng.uniform(_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S), 2)
-    if action in (Action.TEAR, Action.FILL):
+    if action is Action.TEAR or action in _LASTING or target == PIECES:
         return action, _DISK_S
-    return action, 0.0 if child else round(rng.uniform(0.0, _LONGEST_DOWN_S), 2)
+    stays = child in (ENGINE, TOKENIZER, DISK)
+    return action, 0.0 if stays else round(rng.uniform(0.0, _LONGEST_DOWN_S), 2)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from chaos.workload import PROMPTS, countdown_text
-from harness.client import Client, countdown
+from chaos.caller import asked
+from chaos.workload import LONG_PROMPTS, PROMPTS, Order, countdown_text
+from harness.client import Client
 from harness.sure import check_sure
 
 pytestmark = pytest.mark.e2e
@@ -20,8 +21,14 @@ async def test_the_demo_model_is_sure_of_every_token_of_a_countdown(client: Clie
             group.create_task(check_countdown(client, start, end))
 
 
-async def check_countdown(client: Client, start: int, end: int) -> None:
-    request = countdown(start, end)
+async def test_it_is_as_sure_after_other_countdowns(client: Client) -> None:
+    async with asyncio.TaskGroup() as group:
+        for turns, start, end in LONG_PROMPTS:
+            group.create_task(check_countdown(client, start, end, turns))
+
+
+async def check_countdown(client: Client, start: int, end: int, turns: int = 0) -> None:
+    request = asked(Order("", start, end, 0, 0, turns=turns))
     request.params.sampling.logprobs = 2
     chunks = [response.chunk async for response in client.inference.Chat(request, metadata=client.metadata())]
     check_sure(chunks)

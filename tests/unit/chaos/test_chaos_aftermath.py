@@ -41,10 +41,12 @@ def test_slots_cells_and_what_a_worker_says_are_told() -> None:
     view.slots.add(slot=1, state="parked", request_id="r", epoch=2)
     view.status.residents.add(request_id="s", epoch=1)
     view.status.kv_cells_reserved = 7
+    view.status.kv_transfers.under_way = 2
     assert held(status, workers=2) == [
         "worker-1: slot 1 is parked (r, epoch 2)",
         "worker-1: s is resident, epoch 1",
         "worker-1: 7 KV cells are reserved",
+        "worker-1: 2 transfers are under way",
     ]
 
 

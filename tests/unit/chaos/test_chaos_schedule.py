@@ -9,6 +9,7 @@ from chaos.schedule import Action, Fault, plan
 
 PROCESSES = ["nats", "valkey", "policy", "worker-0", "gateway", "leader", "standby"]
 TARGETS = [*PROCESSES, "engine of worker-0", "disk of worker-0", "tokenizer of gateway"]
+OF_ROLES = ["pieces", "requests", "requests of worker-0", "transfer of worker-0"]
 OF_PROCESSES = (Action.KILL, Action.STOP, Action.PAUSE)
 OF_DISKS = (Action.TEAR, Action.SPOIL, Action.FILL)
 SEEDS = range(30)
@@ -51,6 +52,17 @@ def test_every_process_is_killed_stopped_and_paused_sooner_or_later() -> None:
         ("engine of worker-0", Action.KILL),
         ("engine of worker-0", Action.PAUSE),
         ("tokenizer of gateway", Action.KILL),
+    }
+
+
+def test_state_on_its_way_meets_all_that_may_happen_to_it() -> None:
+    seen = {(fault.target, fault.action) for seed in SEEDS for fault in plan(seed, 120, OF_ROLES)}
+    of_transfers = (Action.TEAR, Action.KILL, Action.STOP, Action.PAUSE, Action.FILL)
+    assert seen == {("transfer of worker-0", action) for action in of_transfers} | {
+        ("pieces", Action.SPOIL),
+        ("pieces", Action.FILL),
+        ("requests", Action.MOVE),
+        ("requests of worker-0", Action.DRAIN),
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import islice
 
-from chaos.workload import PROMPTS, Order, Whim, countdown_text, orders
+from chaos.caller import asked
+from chaos.workload import LONG_PROMPTS, PROMPTS, Order, Whim, countdown_text, orders
 
 
 def some(seed: int, stream: int, n: int = 300) -> list[Order]:
@@ -29,6 +30,20 @@ def test_all_prompts_priorities_tenants_and_whims_come_up() -> None:
     assert {order.whim for order in asked} == set(Whim)
     assert {0, 9} <= {order.priority for order in asked}
     assert all(order.whim is not Whim.NONE or order.whim_after == -1 for order in asked)
+
+
+def test_long_prompts_come_up_where_they_are_wanted() -> None:
+    asked_for = islice(orders(1, 0, tenants=3, has_long=True), 300)
+    found = {(order.turns, order.start, order.end) for order in asked_for}
+    assert found == {*LONG_PROMPTS, *((0, start, end) for start, end in PROMPTS)}
+    assert all(order.turns == 0 for order in some(1, 0))
+
+
+def test_a_long_prompt_is_a_conversation_that_goes_on() -> None:
+    request = asked(Order("r", 20, 5, 0, 0, turns=4))
+    assert [message.role for message in request.messages] == ["user", "assistant"] * 4 + ["user"]
+    assert request.messages[-1].content == "Count down from 20 to 5."
+    assert request == asked(Order("s", 20, 5, 0, 0, turns=4))
 
 
 def test_the_answer_is_known_beforehand() -> None:
