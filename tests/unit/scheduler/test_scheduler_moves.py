@@ -72,6 +72,17 @@ def test_a_request_runs_on_while_its_state_is_fetched_and_then_goes_on_elsewhere
     assert epochs(pair.world, pair.key) == {1, 2}
 
 
+def test_only_what_has_left_its_worker_is_looked_for_with_each_plan() -> None:
+    pair = Pair(more=1)
+    following = pair.world.core._state.moves
+    pair.move()
+    assert not following.following
+    pair.taken(pair.key, tokens=5)
+    assert not following.following
+    assert pair.key in pair.new.residents
+    finish(pair.world)
+
+
 def test_the_other_worker_keeps_a_place_for_what_is_on_its_way() -> None:
     pair = Pair(slots=1)
     pair.move()

@@ -201,7 +201,7 @@ class Moves:
         if to is None or not to.admits(Start.NEW):
             self._state.end_move(job, "no_room")
             return None
-        return self._follow(job, move, now)
+        return self._follow(job, now)
 
     # Going on
 
@@ -219,10 +219,10 @@ class Moves:
             return self._give_up(job, move, "error", now)
         if move.is_split:  # its first token is about to come, on the other worker
             return []
-        return self._follow(job, move, now)
+        return self._follow(job, now)
 
-    def _follow(self, job: Job, move: Move, now: float) -> list[Action]:
-        move.follow()
+    def _follow(self, job: Job, now: float) -> list[Action]:
+        self._state.moves.follow(job)
         return self._state.requeue(job, RequeueReason.MOVED, now, must_drop=True)
 
     def _give_up(self, job: Job, move: Move, outcome: str, now: float) -> list[Action]:

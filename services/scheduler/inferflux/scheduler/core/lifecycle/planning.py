@@ -133,7 +133,7 @@ class Planner:
 
     def _place_moved(self, model: str, plan: Plan) -> None:
         """Requests that follow their state have their places: no other waits for those."""
-        for job in self._state.moves.jobs:
+        for job in self._state.moves.following:
             if job.model == model and job.is_queued:
                 self._state.handle(job)
                 if (worker := self._moves.place(job)) is not None:

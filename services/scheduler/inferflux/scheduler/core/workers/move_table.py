@@ -21,6 +21,7 @@ class MoveTable:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._jobs: dict[RequestKey, Job] = {}
+        self._following: dict[RequestKey, Job] = {}
         self._ended: list[actions.MoveEnded] = []
 
     def __len__(self) -> int:
@@ -30,6 +31,17 @@ class MoveTable:
     def jobs(self) -> Collection[Job]:
         """Jobs that move, in the order in which their moves began."""
         return tuple(self._jobs.values())
+
+    @property
+    def following(self) -> Collection[Job]:
+        """Jobs that have left for their targets and do not run there yet: a few of thousands that move."""
+        return tuple(self._following.values())
+
+    def follow(self, job: Job) -> None:
+        """A job leaves its old worker now; nothing if it does not move."""
+        if job.move is not None:
+            job.move.follow()
+            self._following[job.key] = job
 
     def to(self, worker: WorkerSlots) -> list[Job]:
         """Return the jobs that move to this worker."""
@@ -68,6 +80,7 @@ class MoveTable:
             return None
         worker = self.arrive(job)
         del self._jobs[job.key]
+        self._following.pop(job.key, None)
         job.move = None
         move.end(outcome)
         self._ended.append(actions.MoveEnded(job.key, job.handle, move))
