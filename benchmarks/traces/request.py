@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -57,20 +58,27 @@ def _tokens(block: int, vocabulary: int) -> Iterable[int]:
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Parts of all prompts that a cache would have which never loses anything: of their blocks, and of their
-    tokens. Of none without prompts."""
+    """Parts of all prompts that one cache would have, of their blocks and of their tokens: 0 without any."""
 
     blocks: float = 0.0
     tokens: float = 0.0
 
 
-def ideal(requests: Iterable[TraceRequest]) -> Ideal:
-    """The ideal hit rates of requests in their order."""
-    seen: set[int] = set()
+def ideal(requests: Iterable[TraceRequest], *, most_tokens: int | None = None) -> Ideal:
+    """The ideal hit rates of requests in their order.
+
+    Args:
+        most_tokens: that the cache holds, the longest unused ones go first; None: any number.
+    """
+    cached: OrderedDict[int, None] = OrderedDict()
     hit_blocks = hit_tokens = n_blocks = n_tokens = 0
     for request in requests:
-        found = next((at for at, b in enumerate(request.blocks) if b not in seen), len(request.blocks))
-        seen.update(request.blocks)
+        found = next((at for at, b in enumerate(request.blocks) if b not in cached), len(request.blocks))
+        for block in reversed(request.blocks):
+            cached[block] = None
+            cached.move_to_end(block)
+        while most_tokens is not None and BLOCK_TOKENS * len(cached) > most_tokens:
+            cached.popitem(last=False)
         hit_blocks += found
         hit_tokens += min(found * BLOCK_TOKENS, request.prompt_tokens)
         n_blocks += len(request.blocks)

@@ -1,6 +1,6 @@
 """Simulate 1,000 workers with roles on Mooncake's conversation trace.
 
-    python -m benchmarks.sim.roles             # ten minutes of one core
+    python -m benchmarks.sim.roles             # a quarter of an hour of one core; --parts: some of it
     python -m benchmarks.sim.roles --quick     # less than a minute: does it work at all
 
 Told is what it gives that some compute prompts and others answers. The scheduler's own core decides.
@@ -9,17 +9,17 @@ Copies of the trace run side by side, four times as fast as it was taken.
 
 Effective capacity is the largest rate at which 90 % of the requests have their first token within 30 s, and a
 mean of the longest tenth of the gaps between their tokens of at most 200 ms, while first tokens come as fast
-as requests do. It is searched with few workers, and tried with all of them. The hit rate is the part of the
-prompt tokens that no worker computed; the ideal one is that of a cache that loses nothing, and of the same
-requests. The same commit gives the same figures.
+as requests do. It is searched with few workers, and looked for with all of them. The hit rate is the part of
+the prompt tokens that no worker computed; the ideal one is that of a cache that loses nothing, and of the
+same requests. The same commit gives the same figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -33,12 +33,16 @@ from benchmarks.traces.request import TraceError, ideal
 
 from .study import Run, Shape, Study
 
+# What a command tells: see `study_of`.
+_PARTS = ("few", "tight", "many", "whole")
 # Requests per second and worker from which the search goes on.
-_GUESS = 0.45
-# With all workers a rate is tried that is lower by this, if the one that was found is too high for them.
-_LOWER, _TRIES = 0.96, 3
-# The part of its capacity at which a fleet replays the whole trace.
-_CALM = 0.8
+_GUESS, _TIGHT_GUESS = 0.4, 0.33
+# The rate that all workers begin with, and by how much lower the next one is that they try.
+_MANY, _LOWER, _TRIES = 0.4, 0.94, 3
+# Their runs are so much shorter.
+_SHORTER = 2 / 3
+# A stricter limit, and how many tokens of prompts a step may have beside decodes to keep it.
+_TIGHT_S, _TIGHT_CHUNK = 0.1, 192
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -46,9 +50,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__, prog="python -m benchmarks.sim.roles")
     parser.add_argument("--trace", type=Path, default=mooncake.CONVERSATION, metavar="FILE")
     parser.add_argument("--workers", type=positive, default=1000)
-    parser.add_argument("--few", type=positive, default=40, help="workers to search with (default: 40)")
+    parser.add_argument("--few", type=positive, default=24, help="workers to search with (default: 24)")
     parser.add_argument("--seconds", type=positive, default=120, help="simulated, of a run (default: 120)")
-    parser.add_argument("--prefill", type=_part, nargs="*", default=[0.5, 0.7, 0.8], metavar="PART")
+    parser.add_argument("--prefill", type=_part, nargs="*", default=[0.5, 0.7], metavar="PART")
     parser.add_argument(
         "--gb-per-s",
         type=float,
@@ -56,6 +60,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=[12.5, 3.125],
         help="of a link; the first for every split",
     )
+    parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="some of the tables")
     parser.add_argument("--quick", action="store_true", help="a small trial; its figures are none to cite")
     add_json(parser, "every figure")
     return parser.parse_args(arguments)
@@ -69,26 +74,37 @@ def _part(text: str) -> float:
 
 
 def shapes_of(options: argparse.Namespace) -> list[Shape]:
-    """Unified workers first; slower links with the middle split alone."""
+    """Unified workers first; slower links with the last split alone."""
     fastest, *slower = options.gb_per_s
     splits = [Shape(part, fastest) for part in options.prefill]
-    middle = options.prefill[len(options.prefill) // 2 :][:1]
-    return [Shape(), *splits, *(Shape(part, rate) for part in middle for rate in slower)]
+    return [Shape(), *splits, *(Shape(part, rate) for part in options.prefill[-1:] for rate in slower)]
 
 
-def study_of(study: Study, shapes: list[Shape], *, few: int, workers: int) -> Iterator[tuple[str, list[Run]]]:
+def study_of(
+    study: Study, shapes: list[Shape], *, parts: Collection[str], few: int, workers: int
+) -> Iterator[tuple[str, list[Run]]]:
     """Yield titles of tables, and what is in them."""
-    found = [run for shape in shapes if (run := study.capacity(shape, few, _GUESS * few)) is not None]
-    yield f"Effective capacity, {few} workers", found
-    if workers > few:
-        best = max((run for run in found if run.shape.prefill), key=lambda run: run.rate, default=None)
-        few_best = [run for run in found if run is best or not run.shape.prefill]
-        yield f"The same, {workers:,} workers", [_try_all(study, run, workers) for run in few_best]
-    calm = [
-        study.run_whole(run.shape, max(2, round(study.whole_rate / (_CALM * run.rate / few))))
-        for run in found
-    ]
-    yield "The whole trace, once", calm
+    fastest = max(shape.gb_per_s for shape in shapes)
+    pair = [shapes[0], *[shape for shape in shapes if shape.gb_per_s == fastest > 0][-1:]]
+    if "few" in parts:
+        yield f"Effective capacity, {few} workers", _capacities(study, shapes, few, _GUESS)
+    if "tight" in parts:
+        tight = replace(study, slow_gap_s=_TIGHT_S)
+        narrow = [replace(shape, chunk=_TIGHT_CHUNK) for shape in pair]
+        yield (
+            f"The same, slow gaps of {1000 * _TIGHT_S:.0f} ms",
+            _capacities(tight, narrow, few, _TIGHT_GUESS),
+        )
+    if "many" in parts:
+        shorter = replace(study, seconds=study.seconds * _SHORTER)
+        yield f"{workers:,} workers", [_try_lower(shorter, shape, workers) for shape in pair]
+    if "whole" in parts:
+        yield f"The whole trace once, {workers:,} workers", [study.run_whole(one, workers) for one in pair]
+
+
+def _capacities(study: Study, shapes: list[Shape], few: int, guess: float) -> list[Run]:
+    found = (study.capacity(shape, few, guess * few) for shape in shapes)
+    return [run for run in found if run is not None]
 
 
 def trial_of(study: Study, shapes: list[Shape]) -> Iterator[tuple[str, list[Run]]]:
@@ -96,10 +112,11 @@ def trial_of(study: Study, shapes: list[Shape]) -> Iterator[tuple[str, list[Run]
     yield "A trial", [study.run(shape, 10, 0.3 * 10) for shape in shapes]
 
 
-def _try_all(study: Study, found: Run, workers: int) -> Run:
-    rate = found.rate * workers / found.workers
+def _try_lower(study: Study, shape: Shape, workers: int) -> Run:
+    """The run at the first rate that so many workers can do, from a high one on down."""
+    rate = _MANY * workers
     for _ in range(_TRIES):
-        run = study.run(found.shape, workers, rate)
+        run = study.run(shape, workers, rate)
         if run.is_done:
             break
         rate *= _LOWER
@@ -121,6 +138,7 @@ _COLUMNS = (
     "hit rate",
     "ideal",
     "hit ÷ ideal",
+    "÷ that of its memory",
     "moved",
     "sent TB",
     "failed",
@@ -144,6 +162,7 @@ def rows(runs: list[Run]) -> Iterator[tuple[str, ...]]:
             f"{run.hit_rate:.3f}",
             f"{run.ideal.tokens:.3f}",
             f"{run.part_of_ideal:.2f}",
+            f"{run.part_of_memory:.2f}",
             f"{run.moved:,}",
             f"{run.sent_gb / 1000:.1f}",
             f"{run.failed_fetches:,}",
@@ -181,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
             on_progress=lambda what, part: progress.update(task, description=what, completed=part),
         )
         shapes = shapes_of(options)
-        whole_study = study_of(study, shapes, few=options.few, workers=options.workers)
+        whole_study = study_of(study, shapes, parts=options.parts, few=options.few, workers=options.workers)
         for title, runs in trial_of(study, shapes[:2]) if options.quick else whole_study:
             console.print(_table(title, runs))
     write_json(options, [asdict(run) for run in study.runs])

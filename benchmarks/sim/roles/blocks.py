@@ -18,7 +18,7 @@ class BlockIndex:
         most: holders that a lookup names, at most, those of the longest prefixes.
     """
 
-    def __init__(self, most: int = 16) -> None:
+    def __init__(self, most: int = 8) -> None:
         self._most = most
         self._holders: dict[int, dict[str, None]] = defaultdict(dict)
 

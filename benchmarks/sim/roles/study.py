@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.sim.figures import Waits, waits
 from benchmarks.sim.worker import WorkerModel
 from benchmarks.sim.world import START_S
-from benchmarks.traces.replay import rate_of, replay
+from benchmarks.traces.replay import replay
 from benchmarks.traces.request import Ideal, TraceRequest, ideal
 
 from .links import Network
@@ -50,10 +50,12 @@ class Shape:
     Attributes:
         prefill: 0: all are unified.
         gb_per_s: 0: no worker fetches anything from another.
+        chunk: tokens of prompts in a step beside decodes.
     """
 
     prefill: float = 0.0
     gb_per_s: float = 0.0
+    chunk: int = A800.prefill_budget
 
     @property
     def name(self) -> str:
@@ -62,7 +64,7 @@ class Shape:
     def setup(self, workers: int) -> RolesSetup:
         return RolesSetup(
             workers=workers,
-            model=A800,
+            model=replace(A800, prefill_budget=self.chunk),
             has_hints=True,
             prefill=round(workers * self.prefill),
             network=Network(bytes_per_s=self.gb_per_s * 1e9) if self.gb_per_s else None,
@@ -79,7 +81,8 @@ class Run:
         first_token: seconds from arrival to the first token.
         slow_gap: of each request, the mean of the longest tenth of gaps between tokens, in seconds.
         hit_rate: part of the prompt tokens that no worker computed.
-        ideal: of the same requests in their order.
+        ideal: of the same requests in their order, with a cache that loses nothing.
+        of_memory: the same with one cache of as many tokens as all workers have.
         moved: requests that went on at another worker.
         sent_gb: of state, and how many fetches came to nothing.
     """
@@ -94,6 +97,7 @@ class Run:
     slow_gap: Waits
     hit_rate: float
     ideal: Ideal
+    of_memory: Ideal
     moved: int = 0
     sent_gb: float = 0.0
     failed_fetches: int = 0
@@ -107,6 +111,10 @@ class Run:
     def part_of_ideal(self) -> float:
         return self.hit_rate / self.ideal.tokens if self.ideal.tokens else 0.0
 
+    @property
+    def part_of_memory(self) -> float:
+        return self.hit_rate / self.of_memory.tokens if self.of_memory.tokens else 0.0
+
 
 @dataclass(slots=True)
 class Study:
@@ -116,19 +124,16 @@ class Study:
         trace: in order of time.
         seconds: of simulated time that a run has.
         speed: times as fast as the trace each of its copies runs.
+        slow_gap_s: limit of the longest tenth of gaps.
         on_progress: told of what runs, and how far it is: 0 to 1.
     """
 
     trace: Sequence[TraceRequest]
     seconds: float
     speed: float = 4.0
+    slow_gap_s: float = SLOW_GAP_S
     on_progress: Callable[[str, float], None] = lambda _what, _part: None
     runs: list[Run] = field(default_factory=list)
-
-    @property
-    def whole_rate(self) -> float:
-        """Requests per second of the trace, as fast as it runs here."""
-        return rate_of(self.trace) * self.speed
 
     def run(self, shape: Shape, workers: int, rate: float) -> Run:
         """One run at a rate, in requests per second of the whole fleet."""
@@ -136,9 +141,9 @@ class Study:
         return self._run(shape, workers, rate, requests, self.seconds)
 
     def run_whole(self, shape: Shape, workers: int) -> Run:
-        """The whole trace, once and in order."""
+        """The whole trace, once and as fast as it was."""
         first_s = self.trace[0].at_s
-        requests = [one.of_copy(0, (one.at_s - first_s) / self.speed) for one in self.trace]
+        requests = [replace(one, at_s=one.at_s - first_s) for one in self.trace]
         seconds = requests[-1].at_s + 2 * FIRST_TOKEN_S
         return self._run(shape, workers, len(requests) / requests[-1].at_s, requests, seconds)
 
@@ -172,16 +177,16 @@ class Study:
 
         self.on_progress(what, 0.0)
         world = RolesWorld(shape.setup(workers), requests, on_second=on_second).run_for(seconds)
-        run = _figures(shape, rate, world, seconds)
+        run = _figures(shape, rate, world, seconds, self.slow_gap_s)
         self.runs.append(run)
         return run
 
 
-def _figures(shape: Shape, rate: float, world: RolesWorld, seconds: float) -> Run:
+def _figures(shape: Shape, rate: float, world: RolesWorld, seconds: float, slow_gap_s: float) -> Run:
     came = [met for met in world.met.values() if met.arrival.at_s - START_S < seconds]
     begun = [met for met in came if met.arrival.first_token_s is not None]
     judged = [met for met in came if met.arrival.at_s >= START_S + _WARM_PART * seconds]
-    verdicts = [good for met in judged if (good := _is_served_well(met, world.now)) is not None]
+    verdicts = [good for met in judged if (good := _is_served_well(met, world.now, slow_gap_s)) is not None]
     half_s = START_S + seconds / 2
     transfers = [worker.status().kv_transfers for worker in world.ends.values()]
     computed = sum(met.computed for met in begun)
@@ -198,15 +203,16 @@ def _figures(shape: Shape, rate: float, world: RolesWorld, seconds: float) -> Ru
         slow_gap=waits(met.slow_gap_s for met in judged if met.gaps),
         hit_rate=1 - computed / prompts if prompts else 0.0,
         ideal=ideal(met.request for met in begun),
-        moved=world.counts["retry_moved"],
+        of_memory=ideal((met.request for met in begun), most_tokens=len(world.workers) * A800.kv_cells),
+        moved=sum(met.arrival.epoch > 1 for met in begun),
         sent_gb=sum(told.bytes for told in transfers) / 1e9,
         failed_fetches=sum(told.failed for told in transfers),
     )
 
 
-def _is_served_well(met: Met, now: float) -> bool | None:
+def _is_served_well(met: Met, now: float, slow_gap_s: float) -> bool | None:
     """None while that is not known."""
     wait_s = met.arrival.first_token_wait_s
     if wait_s is None:
         return False if now - met.arrival.at_s > FIRST_TOKEN_S else None
-    return wait_s <= FIRST_TOKEN_S and met.slow_gap_s <= SLOW_GAP_S
+    return wait_s <= FIRST_TOKEN_S and met.slow_gap_s <= slow_gap_s

@@ -17,6 +17,7 @@ from .links import Export, Fetch, Links
 
 # A request that waits for its state goes on without when nothing has come for this long.
 _PATIENCE_S = 2.0
+_SAME_S = 1e-6
 # A fetch that a batch begins is given up after this.
 _LIMIT_S = 30.0
 # A fetch that no request comes for is forgotten after this; so is the end of a request that was left to it.
@@ -72,12 +73,18 @@ class RoleWorker(ModelledWorker):
             source.address, source.ticket = f"{self.worker_id}:1", "simulated"
             self.transfers.under_way = sum(not fetch.is_over for fetch in self.fetches.values())
             status.kv_transfers.CopyFrom(self.transfers)
-            status.models[0].kv_bytes_per_token = self._links.network.bytes_per_token
+            n_bytes = self._links.network.bytes_per_token
+            status.models[0].kv_bytes_per_token, status.kv_bytes = n_bytes, n_bytes * self.size.kv_cells
         return status
 
     @property
     def cells_used(self) -> int:
         return super().cells_used + sum(fetch.here for fetch in self.fetches.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """True if it has nothing to do or to say."""
+        return not (self.residents or self.fetches or self.events or self._plan)
 
     # What it computes and caches
 
@@ -139,7 +146,12 @@ class RoleWorker(ModelledWorker):
             self._begin_with_cached(sequence)
         else:
             self._waiting.add(key)
+            fetch.progressed_s = max(fetch.progressed_s, self._now_s)
             self._lose_patience(fetch)
+
+    @property
+    def _now_s(self) -> float:
+        return 0.0 if self._links is None else self._links.events.now
 
     def must_wait(self, sequence: Resident) -> bool:
         return sequence.key in self._waiting
@@ -182,12 +194,11 @@ class RoleWorker(ModelledWorker):
             return known
         if self._links is None:
             return None
-        events = self._links.events
         here = self.cache.match(self._blocks_of(key)) * BLOCK_TOKENS
-        fetch = Fetch(key, origin.epoch, source.worker_id, source.incarnation, here, events.now)
+        fetch = Fetch(key, origin.epoch, source.worker_id, source.incarnation, here, self._now_s)
         self.fetches[key] = fetch
         self._links.begin(self, fetch, limit_s)
-        events.after(limit_s + _KEPT_S, self._forget, fetch)
+        self._links.events.after(limit_s + _KEPT_S, self._forget, fetch)
         return fetch
 
     def _forget(self, fetch: Fetch) -> None:
@@ -198,13 +209,12 @@ class RoleWorker(ModelledWorker):
         """Look again when a request has waited for a piece for long enough."""
         if self._links is None or fetch.is_over:
             return
-        due_s = max(fetch.progressed_s + _PATIENCE_S, self._links.events.now)
-        self._links.events.at(due_s, self._look_whether_it_comes, fetch)
+        self._links.events.at(fetch.progressed_s + _PATIENCE_S, self._look_whether_it_comes, fetch)
 
     def _look_whether_it_comes(self, fetch: Fetch) -> None:
         if self._links is None or fetch.key not in self._waiting:
             return
-        if self._links.events.now - fetch.progressed_s >= _PATIENCE_S:
+        if self._now_s - fetch.progressed_s >= _PATIENCE_S - _SAME_S:
             self._links.give_up(self, fetch, "timeout")
         else:
             self._lose_patience(fetch)

@@ -100,6 +100,7 @@ class RolesWorld(World):
     ) -> None:
         self.index = BlockIndex()
         self.ends: dict[str, RoleWorker] = {}
+        self._idle: dict[str, scheduler_pb2.WorkerStatus] = {}
         self.met: dict[RequestKey, Met] = {}
         self._on_second = on_second
         self._is_over = False
@@ -153,9 +154,16 @@ class RolesWorld(World):
         self._events.after(_BEAT_S * int(worker_id[1:]) / self.setup.workers, self._beat, worker_id)
 
     def _beat(self, worker_id: str) -> None:
-        status = self.workers[worker_id].beat(self.now)
-        self._follow(worker_id)
-        self._events.after(0.0, self._on_heartbeat, status)
+        worker = self.ends[worker_id]
+        status = self._idle.get(worker_id)
+        if status is None or not worker.is_idle:  # one that says what the last one said is the same object
+            status = worker.beat(self.now)
+            self._follow(worker_id)
+            if worker.is_idle:
+                self._idle[worker_id] = status
+            else:
+                self._idle.pop(worker_id, None)
+        self._on_heartbeat(status)
         self._events.after(_BEAT_S, self._beat, worker_id)
 
     def _on_computed(self, key: RequestKey, tokens: int) -> None:

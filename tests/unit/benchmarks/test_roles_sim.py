@@ -312,6 +312,17 @@ def test_heartbeats_tell_role_source_and_transfers() -> None:
     assert 0 < status.kv_transfers.bytes_per_s <= 4000
 
 
+def test_a_request_waits_with_patience_for_pieces_that_come_slowly() -> None:
+    pair = Pair(Network(bytes_per_s=1100.0, latency_s=0.01, bytes_per_token=1))
+    pair.give(pair.p, budget=1)
+    pair.until(pair.yields)
+    pair.drop()
+    pair.give(pair.d, epoch=2, generated=1, source=1)
+    pair.until(lambda: ("r", 2) in pair.tokens)
+    assert pair.computed == PROMPT
+    assert pair.d.transfers.failed == 0
+
+
 # Blocks
 
 

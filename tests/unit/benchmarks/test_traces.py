@@ -87,6 +87,14 @@ def test_the_ideal_counts_beginnings_that_came_before() -> None:
     assert ideal([]).tokens == 0.0
 
 
+def test_a_cache_of_few_tokens_has_lost_what_was_unused_for_longest() -> None:
+    turns = [TraceRequest(0.0, 1024, 1, (n, n + 1)) for n in (0, 10, 0, 20, 30, 0)]
+    assert ideal(turns).blocks == pytest.approx(4 / 12)
+    assert ideal(turns, most_tokens=2048).blocks == pytest.approx(2 / 12)
+    # Of a prompt, the end goes first.
+    assert ideal(turns, most_tokens=1536).blocks == pytest.approx(1 / 12)
+
+
 @needs_trace
 def test_the_ideal_of_the_conversations_is_the_published_one() -> None:
     assert ideal(mooncake.read(mooncake.CONVERSATION)).blocks == pytest.approx(0.366, abs=0.0005)
