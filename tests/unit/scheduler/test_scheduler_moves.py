@@ -12,6 +12,7 @@ from inferflux.scheduler.core.types.jobs import JobState, RequestKey
 from inferflux.scheduler.core.types.moves import Move
 from inferflux.scheduler.core.workers.move_table import MOST_OF_A_WORKER
 from inferflux.scheduler.operator.status import describe
+from inferflux.v1 import scheduler_pb2
 
 
 class Pair:
@@ -81,6 +82,24 @@ def test_only_what_has_left_its_worker_is_looked_for_with_each_plan() -> None:
     assert not following.following
     assert pair.key in pair.new.residents
     finish(pair.world)
+
+
+def test_workers_that_have_its_prefix_are_not_looked_for_when_it_follows_its_state() -> None:
+    pair = Pair()
+    asked: list[str] = []
+
+    def cached(request: scheduler_pb2.InferenceRequest) -> dict[str, int]:
+        asked.append(request.request_id)
+        return {}
+
+    pair.world.cached_now = cached
+    pair.move()
+    pair.taken(pair.key, tokens=5)
+    assert pair.key in pair.new.residents
+    assert not asked
+    pair.world.workers.pop("w2").die()
+    pair.world.settle()
+    assert asked == ["r1"]
 
 
 def test_the_other_worker_keeps_a_place_for_what_is_on_its_way() -> None:

@@ -184,9 +184,8 @@ class SchedulerState:
     def read(self, job: Job) -> Action:
         job.state = JobState.READING
         job.replay = job.replay.begun()
-        return actions.ReadReplay(
-            job.key, job.replay.read_id, None if job.replay.terminal_event else job.request
-        )
+        is_asked = job.replay.terminal_event is None and not job.follows_to(job.worker_id)
+        return actions.ReadReplay(job.key, job.replay.read_id, job.request if is_asked else None)
 
     def leave_queue(self, job: Job) -> None:
         """Take a job out of the queue, if it is in it."""

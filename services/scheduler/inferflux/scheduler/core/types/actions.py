@@ -55,7 +55,7 @@ class ReadReplay:
 
     key: RequestKey
     read_id: int
-    # None: it ends.
+    # None: it ends, or follows its state to a worker.
     request: scheduler_pb2.InferenceRequest | None = None
 
 
