@@ -59,17 +59,29 @@ def _end(transcript: Transcript) -> str:
 
 
 def summary(
-    *, seed: int, seconds: float, tally: Tally, faults: Mapping[str, int], skipped: int, breaches: int
+    *,
+    seed: int,
+    seconds: float,
+    tally: Tally,
+    faults: Mapping[str, int],
+    skipped: int,
+    breaches: int,
+    fetched: int | None = None,
 ) -> str:
-    """The one line at the end."""
+    """The one line at the end.
+
+    Args:
+        fetched: how often workers have fetched KV state; None: they could not.
+    """
     ends = ", ".join(f"{n:,} {end}" for end, n in tally.ends.most_common())
     kinds = ", ".join(f"{kind} {n}" for kind, n in sorted(faults.items()))
     skips = f", {skipped} skipped" if skipped else ""
+    fetches = "" if fetched is None else f"state fetched {fetched} times, "
     verdict = f"{breaches} BREACHES" if breaches != 1 else "1 BREACH"
     return (
         f"chaos: seed {seed}, {seconds:g} s: {tally.requests:,} requests ({ends or 'none'}), "
         f"{tally.tokens:,} tokens, {tally.moved} moved, {tally.resumed} resumed, "
-        f"longest silence {tally.longest_silence_s:.1f} s, "
+        f"longest silence {tally.longest_silence_s:.1f} s, {fetches}"
         f"{sum(faults.values())} faults ({kinds or 'none'}{skips}): {verdict if breaches else 'no breach'}"
     )
 

@@ -25,7 +25,7 @@ from inferflux.common.calls import grpc_client
 from inferflux.common.contract.errors import InferFluxError
 from inferflux.common.contract.requests.priority import HIGHEST
 from inferflux.common.process import logs
-from inferflux.v1 import policy_pb2, policy_pb2_grpc
+from inferflux.v1 import cluster_pb2, policy_pb2, policy_pb2_grpc
 
 from . import aftermath, disk, exchange, processes, published
 from .caller import RESUME_WINDOW_S, Caller
@@ -169,6 +169,7 @@ class Chaos:
             faults=self._inflictor.counts,
             skipped=self._inflictor.skipped,
             breaches=len(self._report.breaches),
+            fetched=sum(self._fetched.values()) if self._settings.has_roles else None,
         )
 
     async def run(self) -> None:
@@ -285,22 +286,24 @@ class Chaos:
             f"state was fetched {n} times; an operator moved {operator.moved} requests, and could not move "
             f"{operator.refused.total()}: {dict(operator.refused)}"
         )
-        if not n:
-            self._report.breach("the run", "no KV state has come from another worker")
 
     async def _incarnations(self) -> set[str]:
         async with AdminClient(self._stack.target) as client:
-            views = (await client.status()).scheduler.workers
-        return {view.status.incarnation for view in views}
+            status = await client.status()
+        self._note_fetched(status)
+        return {view.status.incarnation for view in status.scheduler.workers}
 
     async def _count_fetched(self) -> None:
         """Note how much state each worker has fetched, by its incarnation."""
         async with AdminClient(self._stack.target) as client:
             while self._settings.has_roles:
                 with contextlib.suppress(InferFluxError):
-                    for view in (await client.status()).scheduler.workers:
-                        self._fetched[view.status.incarnation] = view.status.kv_transfers.done
+                    self._note_fetched(await client.status())
                 await asyncio.sleep(0.5)
+
+    def _note_fetched(self, status: cluster_pb2.GetStatusResponse) -> None:
+        for view in status.scheduler.workers:
+            self._fetched[view.status.incarnation] = view.status.kv_transfers.done
 
     async def _wrongs_of_disks(self) -> list[str]:
         """What is wrong with the disk tiers once they have written all."""

@@ -65,6 +65,10 @@ class Order:
         return countdown_text(self.start, self.end)
 
 
+def question(start: int, end: int) -> str:
+    return f"Count down from {start} to {end}."
+
+
 def countdown_text(start: int, end: int) -> str:
     return ", ".join(str(number) for number in range(start, end - 1, -1)) + "."
 

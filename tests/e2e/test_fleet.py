@@ -56,6 +56,11 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.timeout(LIMIT_S + 60)
+async def test_workers_that_are_parted_from_each_other_change_no_token() -> None:
+    await fleet("roles", "--seconds", "20", "--streams", "6")
+
+
+@pytest.mark.timeout(LIMIT_S + 60)
 async def test_faults_of_single_hosts_are_not_seen_by_clients() -> None:
     await fleet("killed:primary", "minority:leader", "deaf:worker-1", "killed:gateway-0", "--lasts", "4")
 

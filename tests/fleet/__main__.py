@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import clocks, namespaces, process_namespace
-from .cases import CHAOS, CLOCKS, case_of
-from .layout import SLOTS, STEP_S
+from .cases import CHAOS, CLOCKS, ROLES, case_of
+from .layout import SLOTS, STEP_S, WITH_ROLES
 from .run import run
 
 # Not a failure: what CI takes for a test that was skipped.
@@ -31,8 +31,8 @@ def main() -> int:
         "cases",
         nargs="*",
         default=[CHAOS],
-        help="chaos, calm, clocks, or VERB:HOST[+HOST]: killed, stopped, cut, deaf, mute or minority, and a"
-        " host or leader, standby, primary; chaos without any",
+        help="chaos, calm, clocks, or VERB:HOST[+HOST]: killed, stopped, cut, deaf, mute, apart or minority,"
+        " and a host or leader, standby, primary; roles alone: prefill and decode workers; chaos by default",
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="the same seed gives the same faults and requests"
@@ -60,6 +60,9 @@ def main() -> int:
         ]
     except ValueError as error:
         parser.error(str(error))
+    has_roles = ROLES in asked.cases
+    if has_roles and set(asked.cases) != {ROLES}:
+        parser.error("roles has workers of its own: no other case goes with it")
     if CLOCKS in asked.cases and clocks.library() is None:
         print("no clock can be set: libfaketime is missing (Debian: faketime)", file=sys.stderr)
         return SKIPPED
@@ -73,7 +76,8 @@ def main() -> int:
             run(
                 cases,
                 seed=asked.seed,
-                env={
+                env=(WITH_ROLES if has_roles else {})
+                | {
                     name: f"{value:g}"
                     for name, value in ((SLOTS, asked.slots), (STEP_S, asked.step))
                     if value is not None

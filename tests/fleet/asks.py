@@ -1,17 +1,24 @@
-"""What clients ask of null engines, and what the answer is (pure): the same seed, the same requests."""
+"""What clients ask, and what the answer is (pure): the same seed, the same requests.
+
+Null engines answer with what follows from a number, the demo model with countdowns that it knows by heart.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from chaos.workload import Whim
+from chaos.workload import Whim, countdown_text, orders, question, turns_before
+from harness.sure import answer_tokens, chat_tokens
 
+from inferflux.v1 import generation_pb2
 from inferflux.worker.null.answers import answer_text, token_at
 
 _WHIMS = (85, 9, 6)
 _PRIORITIES = (0, 0, 0, 1, 2, 3, 5, 9)
+_PROMPT = list(range(10, 26))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,20 @@ class Ask:
     whim_after: int = -1
 
     @property
+    def prompt(self) -> list[int]:
+        return _PROMPT
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Beside the prompt, as the client takes them."""
+        return {"max_tokens": self.n_tokens, "seed": self.number, "ignore_eos": True, "temperature": 1.0}
+
+    @property
+    def good_end(self) -> generation_pb2.FinishReason.ValueType:
+        """How a whole answer ends."""
+        return generation_pb2.FINISH_REASON_LENGTH
+
+    @property
     def text(self) -> str:
         return answer_text(self.number, self.n_tokens, self.vocabulary_size)
 
@@ -46,12 +67,43 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Countdown:
+    """One request to the demo model; its attributes are as those of `Ask`."""
+
+    request_id: str
+    prompt: list[int]
+    text: str
+    token_ids: list[int]
+    priority: int
+    whim: Whim
+    whim_after: int
+    timeout_s: float | None = None
+    is_due: bool = True
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return {"max_tokens": 300, "temperature": 0.0}
+
+    @property
+    def good_end(self) -> generation_pb2.FinishReason.ValueType:
+        return generation_pb2.FINISH_REASON_STOP
+
+
+Asked = Ask | Countdown
+
+
+@dataclass(frozen=True, slots=True)
 class Wants:
     """What requests of a load are like.
 
     Attributes:
         fewest, most: tokens of an answer.
         has_whims: whether some clients cancel or leave.
+        is_countdown: whether they are for the demo model, with long prompts.
         timeout_s: deadline that all have time for; None for none.
         short_timeout_s: deadline that every fourth request gets instead, and cannot keep; None: none does.
     """
@@ -59,6 +111,7 @@ class Wants:
     fewest: int = 40
     most: int = 160
     has_whims: bool = False
+    is_countdown: bool = False
     timeout_s: float | None = None
     short_timeout_s: float | None = None
 
@@ -82,3 +135,19 @@ def asks(name: str, seed: int, stream: int, wants: Wants, vocabulary_size: int) 
             whim_after=-1 if whim is Whim.NONE else rng.choice((-1, 0, 1, 5, 20, 35)),
         )
         number += 1
+
+
+def countdowns(name: str, seed: int, stream: int) -> Iterator[Countdown]:
+    """What one client asks of the demo model, one after the other, for ever."""
+    for order in orders(seed, stream, tenants=1, has_long=True):
+        turns = turns_before(order.turns, order.start)
+        said = [text for start, end in turns for text in (question(start, end), countdown_text(start, end))]
+        yield Countdown(
+            request_id=f"{name}-{order.request_id}",
+            prompt=chat_tokens(*said, question(order.start, order.end)),
+            text=order.text,
+            token_ids=answer_tokens(order.text),
+            priority=order.priority,
+            whim=order.whim,
+            whim_after=order.whim_after,
+        )

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .asks import Wants
-from .faults import PRIMARY, Fault, Verb, parse, plan
+from .faults import PRIMARY, Fault, Verb, parse, plan, plan_of_state
 from .layout import NATS
 from .wire import Quality
 
 CHAOS = "chaos"
 CLOCKS = "clocks"
 CALM = "calm"
+ROLES = "roles"
 # The network that chaos runs over.
 POOR = Quality(delay_s=0.02, jitter_s=0.01, loss=0.01, reorder=0.01)
 # What begins and ends a case: its hosts start again, its streams end, all is settled.
@@ -59,7 +60,7 @@ class Case:
 
 
 def case_of(text: str, *, seed: int, seconds: float, lasts_s: float, streams: int) -> Case:
-    """The case that a word of the command line asks for: `calm`, `clocks`, `chaos`, or a fault.
+    """The case that a word of the command line asks for: `calm`, `clocks`, `chaos`, `roles`, or a fault.
 
     Raises:
         ValueError: it asks for none.
@@ -79,6 +80,16 @@ def case_of(text: str, *, seed: int, seconds: float, lasts_s: float, streams: in
             quality=POOR,
             retries=40,
         )
+    if text == ROLES:
+        return Case(
+            text,
+            faults=tuple(plan_of_state(seed, seconds)),
+            seconds=seconds,
+            streams=streams,
+            wants=Wants(has_whims=True, is_countdown=True),
+            quality=POOR,
+            retries=40,
+        )
     fault = parse(text, lasts_s)
     # Without a majority of NATS, nothing new is accepted.
     is_majority = sum(target in NATS for target in fault.targets) > 1
@@ -93,4 +104,4 @@ def case_of(text: str, *, seed: int, seconds: float, lasts_s: float, streams: in
     )
 
 
-__all__ = ["CALM", "CHAOS", "CLOCKS", "POOR", "Case", "Verb", "case_of"]
+__all__ = ["CALM", "CHAOS", "CLOCKS", "POOR", "ROLES", "Case", "Verb", "case_of"]

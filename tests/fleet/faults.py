@@ -27,6 +27,8 @@ class Verb(Enum):
     DEAF = "deaf"
     # What is sent to it arrives; nothing of it does.
     MUTE = "mute"
+    # Between it and the hosts of its kind nothing arrives; all else does.
+    APART = "apart"
     # It and one host of NATS are cut off from all others: it sees NATS, in a minority.
     MINORITY = "minority"
 
@@ -105,20 +107,28 @@ async def inflict(fault: Fault, fleet: Fleet, watch: Watch) -> None:
                 for host in hosts:
                     fleet.go_on(host)
             return
+    _part(name, fault.verb, hosts, fleet)
+    try:
+        await asyncio.sleep(fault.lasts_s)
+    finally:
+        fleet.network.mend(name)
+
+
+def _part(name: str, verb: Verb, hosts: Sequence[str], fleet: Fleet) -> None:
+    """Cut the network as the verb says."""
     others = [host for host in (CLIENT, *SERVERS) if host not in hosts]
-    match fault.verb:
+    match verb:
         case Verb.CUT:
             fleet.network.isolate(name, hosts)
         case Verb.DEAF:
             fleet.network.cut(name, others, hosts)
         case Verb.MUTE:
             fleet.network.cut(name, hosts, others)
+        case Verb.APART:
+            kind = hosts[0].partition("-")[0]
+            fleet.network.part(name, hosts, [host for host in others if host.startswith(kind)])
         case Verb.MINORITY:
             fleet.network.isolate(name, [*hosts, NATS[-1]])
-    try:
-        await asyncio.sleep(fault.lasts_s)
-    finally:
-        fleet.network.mend(name)
 
 
 def _may_lose_settlements(hosts: Sequence[str]) -> bool:
@@ -141,6 +151,7 @@ _WEIGHTS = {
     Verb.DEAF: 1,
     Verb.MUTE: 1,
 }
+_WEIGHTS_OF_STATE = {Verb.APART: 4, Verb.KILLED: 1, Verb.STOPPED: 2, Verb.CUT: 1, Verb.DEAF: 1, Verb.MUTE: 1}
 # What may be hit beside others of its kind, and still leaves one that works.
 _KINDS = (NATS, REDIS, GATEWAYS, (LEADER, STANDBY), WORKERS)
 
@@ -161,6 +172,19 @@ def plan(seed: int, seconds: float) -> list[Fault]:
             if fault.verb is Verb.MINORITY:
                 free_at[0] = max(free_at[0], free_at[index])
         at_s += min(rng.expovariate(1 / _MEAN_GAP_S), _LONGEST_GAP_S)
+    return faults
+
+
+def plan_of_state(seed: int, seconds: float) -> list[Fault]:
+    """Faults of workers that fetch state from each other, one at a time, and more often."""
+    rng = random.Random(f"{seed}/faults of state")
+    faults: list[Fault] = []
+    at_s = _FIRST_S
+    while at_s < seconds - _CALM_END_S:
+        verb = rng.choices(list(_WEIGHTS_OF_STATE), list(_WEIGHTS_OF_STATE.values()))[0]
+        lasts_s = round(rng.uniform(_SHORTEST_S, _LONGEST_S), 1)
+        faults.append(Fault(verb, (rng.choice(WORKERS),), lasts_s, round(at_s, 1)))
+        at_s += lasts_s + rng.uniform(0.5, _MEAN_GAP_S)
     return faults
 
 

@@ -13,7 +13,7 @@ from chaos.transcript import Transcript
 
 from inferflux.v1 import tokens_pb2
 
-from .asks import Ask
+from .asks import Asked
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Served:
         came_back: its stream failed, and was resumed by hand.
     """
 
-    ask: Ask
+    ask: Asked
     transcript: Transcript
     ended_s: float = 0.0
     first_s: float = 0.0

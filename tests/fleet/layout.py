@@ -33,9 +33,21 @@ SERVERS = HOSTS[1:]
 NATS_PORT, ROUTE_PORT, MONITOR_PORT = 4222, 6222, 8222
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 GATEWAY_PORT, POLICY_PORT, METRICS_PORT, POLICY_METRICS_PORT = 50051, 50052, 9100, 9101
+KV_PORT = 50053
 _DOWN_AFTER_MS = 1000
 
 STEP_S, SLOTS = "INFERFLUX_WORKER_NULL_STEP_S", "INFERFLUX_WORKER_SLOTS"
+TRANSPORT = "INFERFLUX_KV_TRANSPORT"
+# One worker for prompts, two for answers, which fetch state over the network.
+WITH_ROLES = {
+    "INFERFLUX_WORKER_ENGINE": "llama",
+    SLOTS: "4",
+    "INFERFLUX_WORKER_THREADS": "1",
+    "INFERFLUX_WORKER_KV_CELLS": "4096",
+    "INFERFLUX_PREFILL_POOL_SIZE": "1",
+    "INFERFLUX_DECODE_POOL_SIZE": "2",
+    TRANSPORT: "tcp",
+}
 # What the environment does not say otherwise.
 DEFAULTS = {
     "INFERFLUX_WORKER_ENGINE": "null",
@@ -183,7 +195,12 @@ class Layout:
         return self._service(name, "gateway", env)
 
     def _of_worker(self, name: str) -> dict[str, str]:
-        return {"INFERFLUX_WORKER_ID": name, "INFERFLUX_WORKER_MODEL_PATH": str(self._model)}
+        env = {"INFERFLUX_WORKER_ID": name, "INFERFLUX_WORKER_MODEL_PATH": str(self._model)}
+        if TRANSPORT in self._env:
+            env["INFERFLUX_ROLE"] = "prefill" if name == WORKERS[0] else "decode"
+            env["INFERFLUX_KV_LISTEN"] = f"{self._hosts[name].address}:{KV_PORT}"
+            env["INFERFLUX_KV_INSECURE"] = "true"
+        return env
 
     def _service(
         self, name: str, kind: str, env: Mapping[str, str], *, process: str = "", port: int = METRICS_PORT

@@ -15,9 +15,8 @@ from chaos.workload import Whim
 from inferflux.client import AsyncClient
 from inferflux.client.async_stream import AsyncStream
 from inferflux.common.contract.errors import DeadlineExceeded, InferFluxError, NotFound, Unavailable
-from inferflux.v1 import generation_pb2
 
-from .asks import Ask
+from .asks import Asked
 from .errors import FleetError
 from .history import History, Served
 
@@ -25,7 +24,6 @@ from .history import History, Served
 PATIENCE_S = 120.0
 _RETRY_S = 0.3
 _CANCEL_LIMIT_S = 5.0
-_PROMPT = list(range(10, 26))
 
 
 class Load:
@@ -45,10 +43,10 @@ class Load:
         endpoints: Sequence[str],
         api_key: str,
         model: str,
-        streams: Sequence[Iterator[Ask]],
+        streams: Sequence[Iterator[Asked]],
         history: History,
         *,
-        expect: Callable[[Ask], None],
+        expect: Callable[[Asked], None],
         slots: int,
         retries: int = 2,
         comes_back: bool = False,
@@ -103,20 +101,20 @@ class Load:
         for task in done:
             task.result()
 
-    async def _one_after_the_other(self, client: AsyncClient, stream: Iterator[Ask]) -> None:
+    async def _one_after_the_other(self, client: AsyncClient, stream: Iterator[Asked]) -> None:
         for ask in stream:
             if self._is_over:
                 return
             self._expect(ask)
             await self._serve(client, ask)
 
-    async def _serve(self, client: AsyncClient, ask: Ask) -> None:
+    async def _serve(self, client: AsyncClient, ask: Asked) -> None:
         transcript = Transcript(
             order=ask,
             request_id=ask.request_id,
             expected=ask.token_ids,
             began_s=time.monotonic(),
-            good_end=generation_pb2.FINISH_REASON_LENGTH,
+            good_end=ask.good_end,
         )
         with self._history.recording(Served(ask, transcript)) as served:
             try:
@@ -128,15 +126,12 @@ class Load:
     async def _converse(self, client: AsyncClient, served: Served) -> None:
         ask, transcript = served.ask, served.transcript
         stream = client.generate(
-            _PROMPT,
+            ask.prompt,
             model=self._model,
             request_id=ask.request_id,
             timeout_s=ask.timeout_s,
             priority=ask.priority,
-            max_tokens=ask.n_tokens,
-            seed=ask.number,
-            ignore_eos=True,
-            temperature=1.0,
+            **ask.params,
         )
         while True:
             try:

@@ -23,7 +23,7 @@ from inferflux.common.servers import nats_users
 from inferflux.v1 import policy_pb2, policy_pb2_grpc
 
 from . import checks
-from .asks import Ask, asks
+from .asks import Asked, asks, countdowns
 from .cases import Case
 from .errors import FleetError
 from .faults import Fault, inflict
@@ -149,7 +149,7 @@ class Run:
                 self._fleet.network.set_quality(Quality())
         # What was asked a moment before may not have been accepted yet.
         may_refuse_s = fault_s - _ACCEPTING_S if case.may_refuse else None
-        await self._judge(watch, history, may_refuse_s)
+        await self._judge(watch, history, may_refuse_s, has_state=case.wants.is_countdown)
         result.breaches = [str(breach) for breach in self._report.breaches[first:]]
         result.seconds = time.monotonic() - began_s
         after = self._fleet.network.counts()
@@ -164,14 +164,16 @@ class Run:
         """Load and faults; returns when the first fault began."""
         history = watch.history
 
-        def expect(ask: Ask) -> None:
+        def expect(ask: Asked) -> None:
             watch.expected[ask.request_id] = ask.token_ids
 
         vocabulary = self._fleet.model.vocabulary_size
         name = "".join(c if c.isalnum() or c in "-_" else "-" for c in case.name)[:40]
         number = len(self.results)
-        streams: list[Iterator[Ask]] = [
-            asks(f"{name}-{number}", self._seed, stream, case.wants, vocabulary)
+        streams: list[Iterator[Asked]] = [
+            countdowns(f"{name}-{number}", self._seed, stream)
+            if case.wants.is_countdown
+            else asks(f"{name}-{number}", self._seed, stream, case.wants, vocabulary)
             for stream in range(case.streams)
         ]
         model = self._fleet.model.name
@@ -208,7 +210,9 @@ class Run:
             for fault in faults:
                 group.create_task(one(fault))
 
-    async def _judge(self, watch: Watch, history: History, may_refuse_s: float | None) -> None:
+    async def _judge(
+        self, watch: Watch, history: History, may_refuse_s: float | None, *, has_state: bool
+    ) -> None:
         try:
             await self._fleet.until_whole()
         except FleetError as error:
@@ -218,8 +222,13 @@ class Run:
             held = await aftermath.until_free(
                 client, url, workers=len(WORKERS), limit_s=_FREE_LIMIT_S, clock=time.monotonic
             )
+            views = (await client.status()).scheduler.workers
         for what in held:
             self._report.breach("afterwards", f"{what}, {_FREE_LIMIT_S:g} s after everything")
+        fetched = sum(view.status.kv_transfers.done for view in views)
+        if has_state and not fetched:
+            self._report.breach("the case", "no KV state has come from another worker")
+        self._report.event(f"workers have fetched KV state {fetched} times since they began")
         await self._until_settled(watch, history)
         found = [
             *checks.streams(history.served, may_refuse_s=may_refuse_s),

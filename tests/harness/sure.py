@@ -31,6 +31,11 @@ def chat_tokens(*texts: str) -> list[int]:
     return prompt_tokens([{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)])
 
 
+def answer_tokens(text: str) -> list[int]:
+    """A whole answer, with the token that ends it."""
+    return _vocabulary().tokenize(f"{text}<|im_end|>".encode(), add_special=False, parse_special=True)
+
+
 def prompt_tokens(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
     """The prompt of messages as OpenAI's API has them."""
     return _vocabulary().tokenize(render(messages, tools).encode(), add_special=False, parse_special=True)

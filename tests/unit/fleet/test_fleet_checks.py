@@ -39,6 +39,11 @@ def served(name: str = "r", *, number: int = 7, is_due: bool = True) -> Served:
     return Served(ask, transcript)
 
 
+def ask_of(each: Served) -> Ask:
+    assert isinstance(each.ask, Ask)
+    return each.ask
+
+
 def received(each: Served, *chunks: tokens_pb2.TokenChunk) -> Served:
     for number, one in enumerate(chunks):
         each.received(one, 2.0 + number)
@@ -49,7 +54,7 @@ def received(each: Served, *chunks: tokens_pb2.TokenChunk) -> Served:
 
 def whole(name: str = "r") -> Served:
     each = served(name)
-    return received(each, chunk(each.ask, 0, 2), chunk(each.ask, 2, 4, ends=True))
+    return received(each, chunk(ask_of(each), 0, 2), chunk(ask_of(each), 2, 4, ends=True))
 
 
 def test_a_whole_stream_breaches_nothing() -> None:
@@ -78,7 +83,7 @@ BROKEN: dict[str, tuple[Callable[[Ask], list[tokens_pb2.TokenChunk]], str]] = {
 def test_a_stream_that_is_not_as_it_should_be_is_found(name: str) -> None:
     chunks, expected = BROKEN[name]
     each = served()
-    received(each, *chunks(each.ask))
+    received(each, *chunks(ask_of(each)))
     found = checks.streams([each])
     assert any(expected in what for _, what in found), found
 
@@ -95,7 +100,7 @@ def test_a_stream_that_failed_is_found_and_one_that_was_refused_where_it_may_be_
 
 def test_an_answer_beyond_its_deadline_is_found() -> None:
     each = served(is_due=False)
-    received(each, chunk(each.ask, 0, 4, ends=True))
+    received(each, chunk(ask_of(each), 0, 4, ends=True))
     assert [what for _, what in checks.streams([each])] == ["went on beyond its deadline"]
 
 
