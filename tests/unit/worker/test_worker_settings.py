@@ -219,3 +219,18 @@ def test_kv_state_is_not_served_to_a_network_in_plain_text_unless_that_is_asked_
     assert "INFERFLUX_KV_INSECURE" in error
     monkeypatch.setenv("INFERFLUX_KV_INSECURE", "true")
     assert made(monkeypatch).kv_server == given
+
+
+@pytest.mark.parametrize("variable", ["INFERFLUX_TLS_CLIENT_CA", "INFERFLUX_TLS_CA"])
+def test_kv_state_is_served_over_tls_to_callers_with_a_certificate_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
+    monkeypatch.setenv("INFERFLUX_TLS_CERT", "worker.pem")
+    monkeypatch.setenv("INFERFLUX_TLS_KEY", "worker.key")
+    assert made(monkeypatch).kv_server == ""
+    monkeypatch.setenv("INFERFLUX_KV_LISTEN", "kv.example.com:7000")
+    with pytest.raises(SystemExit):
+        made(monkeypatch)
+    assert "INFERFLUX_TLS_CLIENT_CA: must be set" in capsys.readouterr().err
+    monkeypatch.setenv(variable, "ca.pem")
+    assert made(monkeypatch).kv_server == "kv.example.com:7000"

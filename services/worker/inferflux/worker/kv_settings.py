@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator, model_validator
 
 from inferflux.common.contract import address
 from inferflux.common.http.http_settings import HttpClientSettings
@@ -40,8 +41,8 @@ class KvSettings(HttpClientSettings):
     )
     kv_listen: OptionalListenAddress = setting(
         "",
-        "host:port at which other workers fetch KV state over TCP, with TLS if `INFERFLUX_TLS_CERT` is set; "
-        "port 0 is any free one. Empty: on loopback if `INFERFLUX_ROLE` is not `unified` or "
+        "host:port at which other workers fetch KV state over TCP, with [TLS](security.md#state-between-workers) "
+        "if `INFERFLUX_TLS_CERT` is set; port 0 is any free one. Empty: on loopback if `INFERFLUX_ROLE` is not `unified` or "
         "`INFERFLUX_KV_TRANSPORT` is `tcp`, else nowhere",
         variable="INFERFLUX_KV_LISTEN",
     )
@@ -59,6 +60,19 @@ class KvSettings(HttpClientSettings):
             raise ValueError("must be on loopback, or INFERFLUX_TLS_CERT set, or INFERFLUX_KV_INSECURE=true")
         return value
 
+    @model_validator(mode="after")
+    def _knows_its_callers(self) -> Self:
+        if self.kv_server and self.tls_cert is not None and self._callers_ca is None:
+            raise ValueError(
+                "INFERFLUX_TLS_CLIENT_CA: must be set, or INFERFLUX_TLS_CA, where KV state is served over TLS: "
+                "callers show certificates"
+            )
+        return self
+
+    @property
+    def _callers_ca(self) -> Path | None:
+        return self.tls_client_ca or self.tls_ca
+
     @property
     def kv_server_tls(self) -> ServerTls | None:
         """TLS of that server, whose callers show certificates; None for plain text.
@@ -68,7 +82,7 @@ class KvSettings(HttpClientSettings):
         """
         if self.tls_cert is None:
             return None
-        return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca or self.tls_ca))
+        return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self._callers_ca))
 
     @property
     def kv_server(self) -> str:
