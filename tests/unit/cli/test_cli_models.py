@@ -120,8 +120,8 @@ def test_one_model_is_shown_with_what_it_can_do_and_where_its_file_is() -> None:
             can_speculate=True,
             takes_images=True,
             expert_ranks=[
-                device_pb2.ExpertRank(device="CPU", first_layer=0, last_layer=3),
-                device_pb2.ExpertRank(device="RPC0", endpoint="gpu:1", first_layer=4, last_layer=9),
+                device_pb2.ExpertPlacement(device="CPU", first_layer=0, last_layer=3),
+                device_pb2.ExpertPlacement(device="RPC0", endpoint="gpu:1", first_layer=4, last_layer=9),
             ],
             paths=[
                 model_pb2.EnginePath(name="flash_attention", is_on=True),

@@ -24,7 +24,7 @@ from inferflux.common.contract.subjects import is_safe_token, matches
 from inferflux.common.servers import nats_users
 from inferflux.v1 import device_pb2, host_pb2, model_pb2
 
-CPU_RANK = device_pb2.ExpertRank(device="CPU", kind=device_pb2.DEVICE_KIND_CPU)
+CPU_RANK = device_pb2.ExpertPlacement(device="CPU", kind=device_pb2.DEVICE_KIND_CPU)
 
 SUBJECT = subjects.host_status("h")
 READY, LOADING, FAILED = (
@@ -80,11 +80,11 @@ REFUSED: dict[str, tuple[host_pb2.HostStatus, str]] = {
         "models.expert_ranks",
     ),
     "a rank of a long device": (
-        status(hosted(card={"expert_ranks": [device_pb2.ExpertRank(device="d" * 300)]})),
+        status(hosted(card={"expert_ranks": [device_pb2.ExpertPlacement(device="d" * 300)]})),
         "models.expert_ranks.device",
     ),
     "a rank of no kind": (
-        status(hosted(card={"expert_ranks": [device_pb2.ExpertRank(device="CPU")]})),
+        status(hosted(card={"expert_ranks": [device_pb2.ExpertPlacement(device="CPU")]})),
         "models.expert_ranks.kind",
     ),
     "no state": (status(hosted(state=model_pb2.MODEL_STATE_UNSPECIFIED)), "models.state"),

@@ -41,7 +41,7 @@ def test_a_model_says_what_it_is_there_for() -> None:
 
 
 def test_a_mixture_says_where_its_experts_are() -> None:
-    rank = device_pb2.ExpertRank(device="RPC0", endpoint="10.0.0.2:50061", first_layer=0, last_layer=11)
+    rank = device_pb2.ExpertPlacement(device="RPC0", endpoint="10.0.0.2:50061", first_layer=0, last_layer=11)
     said = to_json(model_pb2.Model(card=model_pb2.ModelCard(name="m", expert_ranks=[rank])), 1)
     assert said["expert_ranks"] == [
         {"device": "RPC0", "endpoint": "10.0.0.2:50061", "first_layer": 0, "last_layer": 11}

@@ -121,12 +121,12 @@ def test_no_prefix_puts_a_worker_further_ahead_than_what_it_saves_is_worth(
     assert workers.table[chosen].load - min(loads) <= SAVED_WORTH * hints[chosen]
 
 
-NEAR = device_pb2.ExpertRank(device="CUDA0", kind=device_pb2.DEVICE_KIND_GPU)
-IN_MAIN_MEMORY = device_pb2.ExpertRank(device="CPU", kind=device_pb2.DEVICE_KIND_CPU)
-REMOTE = device_pb2.ExpertRank(device="RPC0", kind=device_pb2.DEVICE_KIND_GPU, endpoint="10.0.0.2:50061")
+NEAR = device_pb2.ExpertPlacement(device="CUDA0", kind=device_pb2.DEVICE_KIND_GPU)
+IN_MAIN_MEMORY = device_pb2.ExpertPlacement(device="CPU", kind=device_pb2.DEVICE_KIND_CPU)
+REMOTE = device_pb2.ExpertPlacement(device="RPC0", kind=device_pb2.DEVICE_KIND_GPU, endpoint="10.0.0.2:50061")
 
 
-def with_experts(worker_id: str, *ranks: device_pb2.ExpertRank, load: int = 0) -> WorkerSlots:
+def with_experts(worker_id: str, *ranks: device_pb2.ExpertPlacement, load: int = 0) -> WorkerSlots:
     worker = worker_of(4096, 8192, worker_id)
     status = worker.status
     status.models[0].expert_ranks.extend(ranks)
@@ -138,7 +138,7 @@ def with_experts(worker_id: str, *ranks: device_pb2.ExpertRank, load: int = 0) -
 
 @pytest.mark.parametrize("far", [[IN_MAIN_MEMORY], [REMOTE], [NEAR, REMOTE], [IN_MAIN_MEMORY, NEAR]])
 def test_of_workers_that_are_as_busy_one_with_its_experts_on_gpus_is_chosen(
-    far: list[device_pb2.ExpertRank],
+    far: list[device_pb2.ExpertPlacement],
 ) -> None:
     """One at a time would else go to one worker for ever, and no speed of the other would be known."""
     job = job_of(100, 10, 0, 0)

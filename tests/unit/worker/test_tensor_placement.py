@@ -145,12 +145,12 @@ def test_flash_attention_of_a_gpu_has_a_switch_of_its_own(
     assert Placement(asked, [CPU, CUDA]).flash_attention(asked) is expected
 
 
-def rank(name: str, *layers: int) -> device_pb2.ExpertRank:
+def rank(name: str, *layers: int) -> device_pb2.ExpertPlacement:
     first, last = layers or (None, None)
-    return device_pb2.ExpertRank(device=name, first_layer=first, last_layer=last)
+    return device_pb2.ExpertPlacement(device=name, first_layer=first, last_layer=last)
 
 
-def mixture(*ranks: device_pb2.ExpertRank, layers: int = 4, **asked: Any) -> engine_pb2.EngineConfig:
+def mixture(*ranks: device_pb2.ExpertPlacement, layers: int = 4, **asked: Any) -> engine_pb2.EngineConfig:
     """The first layer has no experts."""
     return config(
         expert_ranks=ranks, expert_tensors=[0, *[3] * (layers - 1)] if layers else [], n_experts=8, **asked
@@ -223,7 +223,7 @@ def test_ranks_that_overrides_come_before_are_a_warning() -> None:
     ],
 )
 def test_ranks_that_the_devices_or_the_model_do_not_have_are_refused(
-    ranks: list[device_pb2.ExpertRank], asked: dict[str, Any], said: str
+    ranks: list[device_pb2.ExpertPlacement], asked: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PlacementError, match=said) as caught:
         Placement(mixture(*ranks, **asked), DEVICES)

@@ -81,7 +81,7 @@ def model_view(model: model_pb2.Model) -> RenderableType:
     return Group(about, places) if model.places else about
 
 
-def rank_words(rank: device_pb2.ExpertRank) -> str:
+def rank_words(rank: device_pb2.ExpertPlacement) -> str:
     """Layers whose experts a device has, and the device."""
     where = f"{rank.device} ({rank.endpoint})" if rank.endpoint else rank.device
     return escape(f"{where}: layers {rank.first_layer}-{rank.last_layer}")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/device.proto\x12\x0cinferflux.v1\"\xaa\x02\n\x0f\x44\x65vicePlacement\x12\x12\n\nsplit_mode\x18\x01 \x01(\t\x12\x14\n\x0ctensor_split\x18\x02 \x03(\x02\x12\x10\n\x08main_gpu\x18\x03 \x01(\r\x12\x16\n\x0e\x65xperts_on_cpu\x18\x04 \x01(\x05\x12\x36\n\x10tensor_overrides\x18\x05 \x03(\x0b\x32\x1c.inferflux.v1.TensorOverride\x12\x13\n\x0brpc_servers\x18\x06 \x03(\t\x12\x1b\n\x13gpu_flash_attention\x18\x07 \x01(\t\x12.\n\x0c\x65xpert_ranks\x18\x08 \x03(\x0b\x32\x18.inferflux.v1.ExpertRank\x12\x16\n\x0e\x65xpert_tensors\x18\t \x03(\r\x12\x11\n\tn_experts\x18\n \x01(\r\"\xa8\x01\n\nExpertRank\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.DeviceKind\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x18\n\x0b\x66irst_layer\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nlast_layer\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_first_layerB\r\n\x0b_last_layer\"1\n\x0eTensorOverride\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\"\xfd\x01\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12&\n\x04kind\x18\x04 \x01(\x0e\x32\x18.inferflux.v1.DeviceKind\x12\x19\n\x11memory_free_bytes\x18\x05 \x01(\x04\x12\x1a\n\x12memory_total_bytes\x18\x06 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x07 \x01(\t\x12\x0e\n\x06layers\x18\x08 \x01(\r\x12\x15\n\rweights_bytes\x18\t \x01(\x04\x12\x10\n\x08kv_bytes\x18\n \x01(\x04\x12\x15\n\rcompute_bytes\x18\x0b \x01(\x04\"\xc3\x02\n\rDeviceContext\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.inferflux.v1.Device\x12\x17\n\x0f\x66lash_attention\x18\x02 \x01(\x08\x12\x1e\n\x16\x66lash_attention_reason\x18\x03 \x01(\t\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x12\n\ngpu_layers\x18\x05 \x01(\r\x12\x10\n\x08warnings\x18\x06 \x03(\t\x12\\\n\x1a\x66lash_attention_by_context\x18\x07 \x03(\x0b\x32\x38.inferflux.v1.DeviceContext.FlashAttentionByContextEntry\x1a>\n\x1c\x46lashAttentionByContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08:\x02\x38\x01*\xa7\x01\n\nDeviceKind\x12\x1b\n\x17\x44\x45VICE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_KIND_CPU\x10\x01\x12\x13\n\x0f\x44\x45VICE_KIND_GPU\x10\x02\x12\x1e\n\x1a\x44\x45VICE_KIND_INTEGRATED_GPU\x10\x03\x12\x1b\n\x17\x44\x45VICE_KIND_ACCELERATOR\x10\x04\x12\x15\n\x11\x44\x45VICE_KIND_GROUP\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19inferflux/v1/device.proto\x12\x0cinferflux.v1\"\xaf\x02\n\x0f\x44\x65vicePlacement\x12\x12\n\nsplit_mode\x18\x01 \x01(\t\x12\x14\n\x0ctensor_split\x18\x02 \x03(\x02\x12\x10\n\x08main_gpu\x18\x03 \x01(\r\x12\x16\n\x0e\x65xperts_on_cpu\x18\x04 \x01(\x05\x12\x36\n\x10tensor_overrides\x18\x05 \x03(\x0b\x32\x1c.inferflux.v1.TensorOverride\x12\x13\n\x0brpc_servers\x18\x06 \x03(\t\x12\x1b\n\x13gpu_flash_attention\x18\x07 \x01(\t\x12\x33\n\x0c\x65xpert_ranks\x18\x08 \x03(\x0b\x32\x1d.inferflux.v1.ExpertPlacement\x12\x16\n\x0e\x65xpert_tensors\x18\t \x03(\r\x12\x11\n\tn_experts\x18\n \x01(\r\"\xad\x01\n\x0f\x45xpertPlacement\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12&\n\x04kind\x18\x02 \x01(\x0e\x32\x18.inferflux.v1.DeviceKind\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x18\n\x0b\x66irst_layer\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nlast_layer\x18\x05 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_first_layerB\r\n\x0b_last_layer\"1\n\x0eTensorOverride\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\"\xfd\x01\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12&\n\x04kind\x18\x04 \x01(\x0e\x32\x18.inferflux.v1.DeviceKind\x12\x19\n\x11memory_free_bytes\x18\x05 \x01(\x04\x12\x1a\n\x12memory_total_bytes\x18\x06 \x01(\x04\x12\x10\n\x08\x65ndpoint\x18\x07 \x01(\t\x12\x0e\n\x06layers\x18\x08 \x01(\r\x12\x15\n\rweights_bytes\x18\t \x01(\x04\x12\x10\n\x08kv_bytes\x18\n \x01(\x04\x12\x15\n\rcompute_bytes\x18\x0b \x01(\x04\"\xc3\x02\n\rDeviceContext\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.inferflux.v1.Device\x12\x17\n\x0f\x66lash_attention\x18\x02 \x01(\x08\x12\x1e\n\x16\x66lash_attention_reason\x18\x03 \x01(\t\x12\x0e\n\x06layers\x18\x04 \x01(\r\x12\x12\n\ngpu_layers\x18\x05 \x01(\r\x12\x10\n\x08warnings\x18\x06 \x03(\t\x12\\\n\x1a\x66lash_attention_by_context\x18\x07 \x03(\x0b\x32\x38.inferflux.v1.DeviceContext.FlashAttentionByContextEntry\x1a>\n\x1c\x46lashAttentionByContextEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x08:\x02\x38\x01*\xa7\x01\n\nDeviceKind\x12\x1b\n\x17\x44\x45VICE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_KIND_CPU\x10\x01\x12\x13\n\x0f\x44\x45VICE_KIND_GPU\x10\x02\x12\x1e\n\x1a\x44\x45VICE_KIND_INTEGRATED_GPU\x10\x03\x12\x1b\n\x17\x44\x45VICE_KIND_ACCELERATOR\x10\x04\x12\x15\n\x11\x44\x45VICE_KIND_GROUP\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DEVICECONTEXT_FLASHATTENTIONBYCONTEXTENTRY']._loaded_options = None
   _globals['_DEVICECONTEXT_FLASHATTENTIONBYCONTEXTENTRY']._serialized_options = b'8\001'
-  _globals['_DEVICEKIND']._serialized_start=1149
-  _globals['_DEVICEKIND']._serialized_end=1316
+  _globals['_DEVICEKIND']._serialized_start=1159
+  _globals['_DEVICEKIND']._serialized_end=1326
   _globals['_DEVICEPLACEMENT']._serialized_start=44
-  _globals['_DEVICEPLACEMENT']._serialized_end=342
-  _globals['_EXPERTRANK']._serialized_start=345
-  _globals['_EXPERTRANK']._serialized_end=513
-  _globals['_TENSOROVERRIDE']._serialized_start=515
-  _globals['_TENSOROVERRIDE']._serialized_end=564
-  _globals['_DEVICE']._serialized_start=567
-  _globals['_DEVICE']._serialized_end=820
-  _globals['_DEVICECONTEXT']._serialized_start=823
-  _globals['_DEVICECONTEXT']._serialized_end=1146
-  _globals['_DEVICECONTEXT_FLASHATTENTIONBYCONTEXTENTRY']._serialized_start=1084
-  _globals['_DEVICECONTEXT_FLASHATTENTIONBYCONTEXTENTRY']._serialized_end=1146
+  _globals['_DEVICEPLACEMENT']._serialized_end=347
+  _globals['_EXPERTPLACEMENT']._serialized_start=350
+  _globals['_EXPERTPLACEMENT']._serialized_end=523
+  _globals['_TENSOROVERRIDE']._serialized_start=525
+  _globals['_TENSOROVERRIDE']._serialized_end=574
+  _globals['_DEVICE']._serialized_start=577
+  _globals['_DEVICE']._serialized_end=830
+  _globals['_DEVICECONTEXT']._serialized_start=833
+  _globals['_DEVICECONTEXT']._serialized_end=1156
+  _globals['_DEVICECONTEXT_FLASHATTENTIONBYCONTEXTENTRY']._serialized_start=1094
+  _globals['_DEVICECONTEXT_FLASHATTENTIONBYCONTEXTENTRY']._serialized_end=1156
 # @@protoc_insertion_point(module_scope)

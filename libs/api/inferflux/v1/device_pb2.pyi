@@ -86,7 +86,7 @@ class DevicePlacement(_message.Message):
         """ggml's RPC servers, host:port: their devices are GPUs to llama.cpp, and come first."""
 
     @_builtins.property
-    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpertRank]:
+    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpertPlacement]:
         """Devices that have the experts of whole layers; a device may be the host:port of an RPC server. Without layers:
         an equal part each. tensor_overrides come before these, and these before experts_on_cpu.
         """
@@ -105,7 +105,7 @@ class DevicePlacement(_message.Message):
         tensor_overrides: _abc.Iterable[Global___TensorOverride] | None = ...,
         rpc_servers: _abc.Iterable[_builtins.str] | None = ...,
         gpu_flash_attention: _builtins.str = ...,
-        expert_ranks: _abc.Iterable[Global___ExpertRank] | None = ...,
+        expert_ranks: _abc.Iterable[Global___ExpertPlacement] | None = ...,
         expert_tensors: _abc.Iterable[_builtins.int] | None = ...,
         n_experts: _builtins.int = ...,
     ) -> None: ...
@@ -118,7 +118,7 @@ class DevicePlacement(_message.Message):
 Global___DevicePlacement: _TypeAlias = DevicePlacement  # noqa: Y015
 
 @_typing.final
-class ExpertRank(_message.Message):
+class ExpertPlacement(_message.Message):
     """A range of layers whose experts are on one device. In a GGUF file one tensor has all experts of a layer: they are
     never on several devices.
     """
@@ -161,7 +161,7 @@ class ExpertRank(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_layer) -> _WhichOneofReturnType__last_layer | None: ...
 
-Global___ExpertRank: _TypeAlias = ExpertRank  # noqa: Y015
+Global___ExpertPlacement: _TypeAlias = ExpertPlacement  # noqa: Y015
 
 @_typing.final
 class TensorOverride(_message.Message):

@@ -744,7 +744,7 @@ class EngineReady(_message.Message):
         """What it found out about itself at the start."""
 
     @_builtins.property
-    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[_device_pb2.ExpertRank]:
+    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[_device_pb2.ExpertPlacement]:
         """As in ModelCard."""
 
     def __init__(
@@ -774,7 +774,7 @@ class EngineReady(_message.Message):
         host_bytes: _builtins.int = ...,
         exchange: _builtins.str = ...,
         deterministic_error: _builtins.str | None = ...,
-        expert_ranks: _abc.Iterable[_device_pb2.ExpertRank] | None = ...,
+        expert_ranks: _abc.Iterable[_device_pb2.ExpertPlacement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deterministic_error", b"_deterministic_error", "deterministic_error", b"deterministic_error", "device_context", b"device_context", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -187,7 +187,7 @@ class ModelCard(_message.Message):
     """The context that it was trained with, in tokens, and numbers of a token's embedding: 0 where the file does not say."""
     token_embedding_length: _builtins.int
     @_builtins.property
-    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[_device_pb2.ExpertRank]:
+    def expert_ranks(self) -> _containers.RepeatedCompositeFieldContainer[_device_pb2.ExpertPlacement]:
         """Where its experts are, on the worker that says so: in the order of the layers; empty before it was loaded."""
 
     @_builtins.property
@@ -214,7 +214,7 @@ class ModelCard(_message.Message):
         is_moe: _builtins.bool = ...,
         n_experts: _builtins.int = ...,
         n_active_experts: _builtins.int = ...,
-        expert_ranks: _abc.Iterable[_device_pb2.ExpertRank] | None = ...,
+        expert_ranks: _abc.Iterable[_device_pb2.ExpertPlacement] | None = ...,
         kv_bytes_per_token: _builtins.int = ...,
         can_call_tools: _builtins.bool = ...,
         has_generic_tools: _builtins.bool = ...,

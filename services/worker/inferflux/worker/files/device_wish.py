@@ -87,7 +87,7 @@ class DeviceWish:
                 for pattern, device in self.tensor_overrides or ()
             ],
             expert_ranks=[
-                device_pb2.ExpertRank(
+                device_pb2.ExpertPlacement(
                     device=rank.device,
                     first_layer=rank.layers[0] if rank.layers else None,
                     last_layer=rank.layers[1] if rank.layers else None,

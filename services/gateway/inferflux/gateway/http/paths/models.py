@@ -119,7 +119,7 @@ def to_json(model: model_pb2.Model, created: int) -> dict[str, Any]:
     }
 
 
-def _rank_json(rank: device_pb2.ExpertRank) -> dict[str, Any]:
+def _rank_json(rank: device_pb2.ExpertPlacement) -> dict[str, Any]:
     return {
         "device": rank.device,
         "endpoint": rank.endpoint,

@@ -27,7 +27,7 @@ _GPUS = (
 _UP = (scheduler_pb2.WORKER_STATE_READY, scheduler_pb2.WORKER_STATE_DRAINING)
 
 
-def _is_near(rank: device_pb2.ExpertRank) -> bool:
+def _is_near(rank: device_pb2.ExpertPlacement) -> bool:
     """True if experts are on GPUs of the worker's machine."""
     return rank.kind in _GPUS and not rank.endpoint
 

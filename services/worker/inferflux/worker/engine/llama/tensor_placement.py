@@ -151,12 +151,12 @@ class Placement:
             raise PlacementError(f"{_RANKS} names the device {wanted}, {which} {names}")
         return found[0]
 
-    def found_ranks(self, log: LoadLog) -> list[device_pb2.ExpertRank]:
+    def found_ranks(self, log: LoadLog) -> list[device_pb2.ExpertPlacement]:
         """Report where the experts of each layer went, by llama.cpp's log; empty where it is no mixture.
 
         Layers that are not where a rank was asked to have them are a warning.
         """
-        found: list[device_pb2.ExpertRank] = []
+        found: list[device_pb2.ExpertPlacement] = []
         elsewhere: list[str] = []
         by_name = {device.name: device for device in self._devices}
         for layer, n_tensors in enumerate(self._asked.expert_tensors):
@@ -176,7 +176,7 @@ class Placement:
             kinds = {device.kind for device in on}
             several = device_pb2.DEVICE_KIND_CPU if device_pb2.DEVICE_KIND_CPU in kinds else _OF_SEVERAL
             found.append(
-                device_pb2.ExpertRank(
+                device_pb2.ExpertPlacement(
                     device=_short(name),
                     kind=on[0].kind if len(on) == 1 else several,
                     endpoint=next((device.description for device in on if device.is_remote), ""),
