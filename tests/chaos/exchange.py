@@ -49,7 +49,7 @@ def wait_for_piece(exchange: Path, limit_s: float) -> bool:
 
 
 def spoil(exchange: Path, rng: random.Random, lasts_s: float) -> int:
-    """For so long, do something to every second piece that is met; returns to how many."""
+    """For that time, do something to every second piece that is met; returns to how many."""
     until_s = time.monotonic() + lasts_s
     met: set[Path] = set()
     n = 0

@@ -30,7 +30,7 @@ class Operator:
         self.refused: Counter[str] = Counter()
 
     async def move(self, rng: random.Random, lasts_s: float) -> None:
-        """For so long, send random requests to random workers."""
+        """For that time, send random requests to random workers."""
         until_s = time.monotonic() + lasts_s
         moves: list[asyncio.Task[None]] = []
         async with Client(self._target()) as client:
@@ -68,7 +68,7 @@ class Operator:
             self.refused[error.message.replace(request_id, "R")] += 1
 
     async def drain(self, worker_id: str, lasts_s: float) -> None:
-        """For so long, have a worker take nothing, and what it has go on elsewhere at once."""
+        """For that time, have a worker take nothing, and what it has go on elsewhere at once."""
         async with Client(self._target()) as client:
             with contextlib.suppress(InferFluxError, TimeoutError):
                 async with asyncio.timeout(lasts_s):

@@ -48,7 +48,7 @@ class Piece:
 
 
 def pieces_of(*sizes: int, tokens: int = 256) -> list[Piece]:
-    """Pieces with so many bytes, of random content."""
+    """Pieces with these numbers of bytes, of random content."""
     return [Piece(i * tokens, (i + 1) * tokens, secrets.token_bytes(n)) for i, n in enumerate(sizes)]
 
 

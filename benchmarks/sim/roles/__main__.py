@@ -113,7 +113,7 @@ def trial_of(study: Study, shapes: list[Shape]) -> Iterator[tuple[str, list[Run]
 
 
 def _try_lower(study: Study, shape: Shape, workers: int) -> Run:
-    """The run at the first rate that so many workers can do, from a high one on down."""
+    """The run at the first rate that this number of workers can do, from a high one on down."""
     rate = _MANY * workers
     for _ in range(_TRIES):
         run = study.run(shape, workers, rate)

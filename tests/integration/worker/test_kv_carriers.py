@@ -488,7 +488,7 @@ async def test_a_network_that_falls_silent_is_given_up(
             assert pair.taker.engine.is_released
 
 
-async def test_a_caller_without_a_certificate_is_not_heard(kv_bus: Bus, certificates: Certificates) -> None:
+async def test_a_caller_without_a_certificate_is_refused(kv_bus: Bus, certificates: Certificates) -> None:
     async with pair_of("tcp with TLS", kv_bus, certificates) as pair:
         assert pair.source.source.is_tls
         carrier = pair.taker.transfers._carriers[0]

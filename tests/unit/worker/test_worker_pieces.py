@@ -362,7 +362,7 @@ def test_a_deterministic_request_and_one_that_tells_logits_take_nothing(sides: t
     assert target.imported[-1].error == "the request computes all of its prompt"
 
 
-def test_there_are_so_many_exports_and_imports_and_no_more(sides: tuple[Side, Side]) -> None:
+def test_the_numbers_of_exports_and_imports_are_bounded(sides: tuple[Side, Side]) -> None:
     source, _ = sides
     begun(source, n=1)
     for number in range(1, 66):
@@ -377,7 +377,9 @@ def test_there_are_so_many_exports_and_imports_and_no_more(sides: tuple[Side, Si
         source.export(number, is_over=True)
 
 
-def test_what_comes_for_a_request_is_evicted_after_what_nobody_waits_for(sides: tuple[Side, Side]) -> None:
+def test_what_comes_for_a_request_is_evicted_after_what_no_request_waits_for(
+    sides: tuple[Side, Side],
+) -> None:
     source, target = sides
     for number in range(3):  # used more often than what comes
         for _ in range(2):

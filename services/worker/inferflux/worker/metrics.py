@@ -226,7 +226,7 @@ class KvMetrics:
         )
 
     def piece_came(self, backend: str, n_bytes: int, seconds: float) -> None:
-        """A piece is in the KV cache, so long after it began to arrive."""
+        """A piece is in the KV cache, `seconds` after it began to arrive."""
         self._duration.labels(backend).observe(seconds * 1000)
         self._bytes.labels(backend, "received").inc(n_bytes)
 

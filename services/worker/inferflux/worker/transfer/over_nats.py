@@ -27,7 +27,7 @@ from .transport import STALL_S, Doors, Sending, is_ticket
 # Headers of a question: which transfer it is of, and which packet is wanted.
 _TRANSFER, _NUMBER = "Inferflux-Kv-Transfer", "Inferflux-Kv-Number"
 _MOST_TRANSFERS = 32
-# A question is answered after so long, if only to say that there is nothing yet.
+# A question is answered within this time, if only to say that there is nothing yet.
 _ANSWER_S = 3.0
 _ASK_S = _ANSWER_S + 3.0
 # The longest number that is read.

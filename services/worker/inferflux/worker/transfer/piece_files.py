@@ -50,8 +50,8 @@ class PieceFolder:
         self.sweep()
 
     def sweep(self) -> None:
-        """Remove sockets of processes that live no more, and pieces that lie for long: whoever wrote them, or
-        was to take them, does not either. In exchanges beside this one too: an engine removes exchanges that
+        """Remove sockets of processes that live no more, and pieces that lie for long: their writer, or
+        their taker, lives no more either. In exchanges beside this one too: an engine removes exchanges that
         are empty."""
         now_s = time.time()
         for lock in self._exchange.parent.parent.glob(f"*/{self._exchange.name}/lock"):

@@ -22,7 +22,7 @@ from .piece_files import CHUNK_BYTES, PieceFolder
 from .transport import Doors, Sending
 
 _MOST_CONNECTIONS = 128
-# A caller says what it wants within so long, and a server accepts a call.
+# A caller says what it wants within this time, and a server accepts a call.
 _HELLO_S = 5.0
 
 log = logs.get("worker.transfer")

@@ -36,7 +36,7 @@ _MOST_TAKINGS = 64
 # Of a command that says nothing, and of a state that a batch names.
 _LIMIT_MS = 30_000
 _SWEEP_EVERY_S = 10.0
-# What was fetched is not fetched again for a request that comes within so long.
+# For this time what was fetched is not fetched again for a request that comes.
 _REMEMBERED_S = 30.0
 _MOST_REMEMBERED = 1024
 # Rates of less are noise.
@@ -140,7 +140,7 @@ class Transfers:
             await self._nats.listen()
 
     async def finish(self, limit_s: float) -> None:
-        """Return when all that others are sent is on its way, or after so many seconds."""
+        """Return when all that others are sent is on its way, or after `limit_s` seconds."""
         await self._kv.doors.until_sent(self._door, limit_s)
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from .channel import Carried, KvChannel
 from .packets import Failed, check_wish, last_packet
 from .piece_files import PieceFolder
 
-# Without progress for so long a transfer is given up, by either end.
+# Without progress for this time a transfer is given up, by either end.
 STALL_S = 10.0
 # The engine has at most 64 MiB of pieces lie unread: never so much.
 _SENT_BYTES, _SENT_PACKETS = 1 << 30, 4096
@@ -91,7 +91,7 @@ class Doors:
         return incarnation in self._doors
 
     async def until_sent(self, door: Door, limit_s: float) -> None:
-        """Return when all that a worker was asked for is on its way, or after so many seconds."""
+        """Return when all that a worker was asked for is on its way, or after `limit_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while any(sending.is_of(door) for sending in self._sendings):

@@ -328,7 +328,7 @@ class Context:
         """The state of `seq_id` from position `first` up to `end`; None if llama.cpp cannot give it.
 
         Args:
-            room: gives memory for so many bytes. What it raises is raised here.
+            room: gives memory of the given number of bytes. What it raises is raised here.
         """
         llama.llama_memory_seq_cp(self._memory, seq_id, self._spare, first, end)
         try:

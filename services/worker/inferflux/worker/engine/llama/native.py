@@ -367,7 +367,7 @@ class Backend:
         return self._main.copy_out(seq_id, into)
 
     def copy_part_out(self, seq_id: int, first: int, end: int, room: Callable[[int], StateBytes]) -> bool:
-        """Copy the state of `seq_id` from position `first` up to `end` to where `room` gives so many bytes;
+        """Copy the state of `seq_id` from position `first` up to `end` into memory that `room` gives;
         return whether that worked. There must be a `spare_id`.
 
         Raises:

@@ -25,10 +25,10 @@ from .export import NEARLY_ALL, PIECE, Export, n_due
 from .memory import Memory, can_be_left
 from .saved import SavedStates
 
-# A step without time for copies copies so many all the same: the taker waits.
+# Tokens that a step without time for copies copies all the same: the taker waits.
 _FEWEST = 32
 _MOST_EXPORTS = 64
-# An export ends that has pieces of which none was read for so long.
+# An export ends when none of its pieces was read for this time.
 _READER_S = 10.0
 # A request may come after the wish for its state.
 _REQUEST_S = 2.0

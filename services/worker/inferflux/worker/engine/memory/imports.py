@@ -22,7 +22,7 @@ from .saved import SavedStates
 from .taken import NotTaken, TakenPieces
 
 _MOST_IMPORTS = 64
-# An import ends whose request does not come for so long after the last piece.
+# An import ends when its request has not come this time after the last piece.
 _REQUEST_S = 30.0
 
 

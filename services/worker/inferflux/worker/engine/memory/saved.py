@@ -83,7 +83,7 @@ class SavedStates:
         return self._copying_left_s
 
     def copied(self, seconds: float) -> None:
-        """The step has copied for so long."""
+        """The step has copied for `seconds`."""
         self._copying_left_s = max(self._copying_left_s - seconds, 0.0)
 
     def take_restore_s(self) -> list[tuple[Tier, float]]:

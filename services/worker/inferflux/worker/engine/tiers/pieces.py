@@ -1,7 +1,7 @@
 """Files of pieces: state that leaves this engine while its request goes on, and state that comes from others.
 
 A piece is written straight into the memory of its file, in the folder `pieces` of the exchange. One thread
-makes files ahead, one seals them and gives them their names; whoever has read one removes it. Another thread
+makes files ahead, one seals them and gives them their names; its reader removes it. Another thread
 reads the pieces that come.
 """
 
