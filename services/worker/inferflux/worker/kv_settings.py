@@ -41,9 +41,10 @@ class KvSettings(HttpClientSettings):
     )
     kv_listen: OptionalListenAddress = setting(
         "",
-        "host:port at which other workers fetch KV state over TCP, with [TLS](security.md#state-between-workers) "
-        "if `INFERFLUX_TLS_CERT` is set; port 0 is any free one. Empty: on loopback if `INFERFLUX_ROLE` is not `unified` or "
-        "`INFERFLUX_KV_TRANSPORT` is `tcp`, else nowhere",
+        "host:port at which other workers fetch KV state over TCP, with "
+        "[TLS](security.md#state-between-workers) if `INFERFLUX_TLS_CERT` is set; port 0 is any free one. "
+        "Empty: on loopback if `INFERFLUX_ROLE` is not `unified` or `INFERFLUX_KV_TRANSPORT` is `tcp`, else "
+        "nowhere",
         variable="INFERFLUX_KV_LISTEN",
     )
     kv_address: OptionalListenAddress = setting(
@@ -64,8 +65,8 @@ class KvSettings(HttpClientSettings):
     def _knows_its_callers(self) -> Self:
         if self.kv_server and self.tls_cert is not None and self._callers_ca is None:
             raise ValueError(
-                "INFERFLUX_TLS_CLIENT_CA: must be set, or INFERFLUX_TLS_CA, where KV state is served over TLS: "
-                "callers show certificates"
+                "INFERFLUX_TLS_CLIENT_CA: must be set, or INFERFLUX_TLS_CA, where KV state is served over "
+                "TLS: callers show certificates"
             )
         return self
 
