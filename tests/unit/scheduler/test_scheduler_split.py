@@ -312,13 +312,14 @@ class Prefixes:
             )
         self.world.settle()
 
-    def item(self, cached: int, *, deterministic: bool) -> worker_pb2.BatchItem:
+    def item(self, cached: int, *, own: int = 0, deterministic: bool = False) -> worker_pb2.BatchItem:
         request = make_request("r", prompt=1000, at=self.world.now)
         request.params.deterministic = deterministic
         self.world.jobs[1] = request
         key = RequestKey("acme", "r")
         self.world.clients[key], self.world.log[key] = [], []
-        self.world.do(self.world.core.on_job(request, 1, 1, self.world.now, cached_on={"a": cached}))
+        cached_on = {"a": cached, "b": own}
+        self.world.do(self.world.core.on_job(request, 1, 1, self.world.now, cached_on=cached_on))
         self.world.settle()
         return self.taker.batches[-1].items[-1]
 
@@ -341,3 +342,9 @@ def test_a_prefix_is_fetched_where_that_is_faster_than_computing_it(
     if is_fetched:
         assert item.state_from.source.worker_id == "a"
         assert item.state_from.epoch == 0
+
+
+def test_a_prefix_is_not_fetched_for_the_little_more_than_it_has_where_all_of_it_would_be_sent() -> None:
+    # 300 tokens more are computed in 20.7 ms. Those take 20.3 ms to send, all 900 take 20.9 ms.
+    assert Prefixes(14_500.0).item(300).HasField("state_from")
+    assert not Prefixes(14_500.0).item(900, own=600).HasField("state_from")

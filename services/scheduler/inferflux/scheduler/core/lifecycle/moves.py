@@ -174,7 +174,8 @@ class Moves:
         if prefill is None or not can_take(decode, prefill, job.model):
             return None, Decision.NO_PREFILL
         side = self._side(job, prefill)
-        decision = decide(side, self._side(job, decode), transfer_s(side.tokens, decode, prefill))
+        # What the prefill worker has cached is sent too.
+        decision = decide(side, self._side(job, decode), transfer_s(job.prompt_tokens, decode, prefill))
         return (prefill if decision is Decision.SPLIT else None), decision
 
     def _side(self, job: Job, worker: WorkerSlots) -> Side:
