@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -253,6 +254,49 @@ def test_the_last_pieces_are_removed_where_they_are_not_read(sides: tuple[Side, 
     source.settle()
     source.leaks_nothing()
     assert len(source.engine._pieces._exports) == 0
+
+
+def test_a_piece_that_could_not_be_written_ends_an_export_whose_request_has_left(
+    sides: tuple[Side, Side],
+) -> None:
+    source, _ = sides
+    begun(source)
+    may_write = threading.Event()
+    source.engine._tiers.pieces._writer.submit(may_write.wait)
+    source.export(key="t.a")
+    source.leave()
+    lost, *_ = sorted(source.files())
+    lost.unlink()
+    may_write.set()
+    source.until(lambda: bool(source.pieces) and source.pieces[-1].is_last)
+    assert "not written" in source.pieces[-1].error
+    source.leaks_nothing()
+
+
+def test_an_import_outlives_the_end_of_the_one_before_it(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    begun(source)
+    source.export(key="t.a")
+    source.until(lambda: any(piece.is_caught_up for piece in source.pieces))
+    paths = [source.folder / piece.name for piece in source.pieces if piece.name]
+    doubled = paths[0].with_name("doubled")
+    doubled.write_bytes(paths[0].read_bytes())
+    target.take("", 1)
+    target.take(paths[0], 2)
+    target.take(doubled, 1)
+    target.take("", 1, is_over=True)
+    for path in paths[1:]:
+        target.take(path, 2)
+    target.until(lambda: bool(target.imported) and target.imported[-1].tokens >= len(PROMPT))
+    assert [each.id for each in target.imported if each.error] == [1]
+    assert not doubled.exists()
+    source.export(is_over=True)
+    target.take("", 2, is_over=True)
+    source.until(lambda: not source.table.has_running)
+    target.settle()
+    target.ahead_s += 31
+    for side in sides:
+        side.leaks_nothing()
 
 
 def test_an_import_whose_request_does_not_come_ends(sides: tuple[Side, Side]) -> None:

@@ -172,11 +172,12 @@ class Exports:
     def _settle(self, export: Export, now_s: float) -> None:
         """Report what is written, and look at what was read."""
         while export.told and (export.told[0][1] is None or export.told[0][1].done()):
-            piece, write = export.told.popleft()
+            piece, write = export.told[0]
             why = write.exception() if write is not None else None
             if why is not None:
                 self._fail(export, f"a piece was not written: {why}")
                 return
+            export.told.popleft()
             self.news.append(piece)
         if not export.unread or now_s - export.looked_s < _LOOK_EVERY_S:
             return
@@ -192,8 +193,9 @@ class Exports:
 
     def _fail(self, export: Export, why: str) -> None:
         """End an export, and remove what is not read of it."""
+        is_end_told = export.is_ended and not any(piece.is_last for piece, _ in export.told)
         self._drop_files(export)
-        if not export.is_ended:
+        if not is_end_told:
             export.tell(engine_pb2.EnginePiece(is_last=True, error=why))
 
     def _forget(self, export: Export) -> None:

@@ -91,9 +91,11 @@ class Imports:
         found = self._imports.get(command.key)
         if found is not None and found.id is None:
             found.id = command.id
-        if found is None or found.id != command.id:
+        # Ids grow: an import that another one took the place of may have more to say, and does not end that.
+        is_outdated = found is not None and found.id is not None and command.id < found.id
+        if found is None or (found.id != command.id and not is_outdated):
             found = self._new(command, found)
-        if found is None or found.arrival.is_over:
+        if found is None or found.arrival.is_over or is_outdated:
             if command.path:
                 self._files.taken(command.path)
             return
@@ -184,9 +186,11 @@ class Imports:
         began_s = self._clock_s()
         try:
             envelope = read.result()
+            # What came before is awaited until then: room is not made of it.
+            seq_id = self._taken.take(envelope)
             self._prefixes.await_no_more(each.seq_id)
-            each.seq_id = self._taken.take(envelope)
-            self._prefixes.await_request(each.seq_id)
+            self._prefixes.await_request(seq_id)
+            each.seq_id = seq_id
         except (NotTaken, Refused, OSError, ValueError, MemoryError) as error:
             self._end(each, f"a piece was not taken: {error}")
             return
