@@ -245,6 +245,20 @@ async def test_state_comes_piece_by_piece_while_it_is_computed(pair: Pair) -> No
     assert len(pair.taker.told) == 1
 
 
+async def test_a_scheduler_that_asks_again_is_told_again(pair: Pair) -> None:
+    async def answer(out: KvChannel) -> None:
+        await out.put(packet(pair, 0, 256, is_caught_up=True))
+        await asyncio.Event().wait()
+
+    source = scripted(pair, answer)
+    pair.taker.take(source)
+    news = await pair.taker.until_told()
+    pair.taker.take(source)  # of a new leader, or the event was lost
+    await until(lambda: len(pair.taker.told) == 2)
+    assert pair.taker.told == [news, news]
+    assert len(pair.taker.engine.got) == 1
+
+
 async def test_a_source_ends_its_export_when_the_taker_is_gone(pair: Pair, kv_bus: Bus) -> None:
     pair.source.engine.pieces = pieces_of(1000, 1000)
     pair.source.engine.holds_back = 1

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferflux.v1 import worker_pb2
+from inferflux.worker.transfer import wire
 from inferflux.worker.transfer.channel import ChannelClosed, KvChannel
 from inferflux.worker.transfer.packets import Failed, PacketOrder
 
@@ -187,3 +188,17 @@ def test_what_is_out_of_order_is_refused_by_name(packets: list[worker_pb2.KvPack
     with pytest.raises(Failed, match=why) as refused:
         order.follow(packets[-1])
     assert refused.value.reason == "order"
+
+
+@pytest.mark.parametrize(("ends", "reason"), [(False, "timeout"), (True, "lost")])
+async def test_half_a_message_is_told_from_a_connection_that_was_cut(
+    monkeypatch: pytest.MonkeyPatch, *, ends: bool, reason: str
+) -> None:
+    monkeypatch.setattr(wire, "STALL_S", 0.05)
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"\0\0\0\x09half")
+    if ends:
+        reader.feed_eof()
+    with pytest.raises(Failed) as failure:
+        await wire.read_message(reader, worker_pb2.KvPacket, 100)
+    assert failure.value.reason == reason

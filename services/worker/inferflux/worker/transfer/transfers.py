@@ -8,9 +8,10 @@ import itertools
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inferflux.common.bus import Bus
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
@@ -44,7 +45,7 @@ _RATED_BYTES = 64 << 10
 
 log = logs.get("worker.transfer")
 
-StateTakenHandler = Callable[[scheduler_pb2.StateTaken], Awaitable[None]]
+StateTakenHandler = Callable[[scheduler_pb2.StateTaken], Coroutine[Any, Any, None]]
 _Origin = tuple[str, int]
 
 
@@ -273,6 +274,9 @@ class Transfers:
         under_way = self._takings.get(wanted.key)
         if under_way is not None:
             if under_way.origin == origin:
+                if is_told and under_way.taking.is_told:  # the scheduler has not heard it, or is a new one
+                    news = _news_of(under_way.taking.wanted, under_way.taking.tokens)
+                    self._background.start(self._tell(news))
                 return
             under_way.taking.end(Failed("superseded", "its state is fetched from elsewhere"))
             del self._takings[wanted.key]

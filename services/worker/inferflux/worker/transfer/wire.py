@@ -35,10 +35,10 @@ async def read_message(reader: asyncio.StreamReader, kind: type[_M], most_bytes:
             return kind.FromString(await reader.readexactly(n))
     except DecodeError as error:
         raise Failed("corrupt", f"no {kind.DESCRIPTOR.name}: {error}") from None
+    except TimeoutError:  # an OSError as well
+        raise Failed("timeout", f"half a message, and nothing for {STALL_S:g} s") from None
     except (asyncio.IncompleteReadError, OSError) as error:
         raise Failed("lost", f"the connection was cut: {error or 'it ended'}") from None
-    except TimeoutError:
-        raise Failed("timeout", f"half a message, and nothing for {STALL_S:g} s") from None
 
 
 async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
