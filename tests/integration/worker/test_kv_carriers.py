@@ -259,6 +259,26 @@ async def test_a_scheduler_that_asks_again_is_told_again(pair: Pair) -> None:
     assert len(pair.taker.engine.got) == 1
 
 
+async def test_a_request_that_runs_on_at_the_source_is_not_followed_for_long(
+    pair: Pair, kv_bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(taking, "_REST_S", 0.5)
+
+    async def answer(out: KvChannel) -> None:
+        for first in range(0, 1 << 20, 64):
+            made = packet(pair, first, first + 64, is_caught_up=not first)
+            if not out.offer(made):
+                (pair.source.engine.folder / made.name).unlink()
+                return
+            await asyncio.sleep(0.05)
+
+    pair.taker.take(scripted(pair, answer))
+    news = await pair.taker.until_told()
+    await pair.taker.until_idle()
+    assert pair.taker.engine.got[-1].n_past > news.tokens
+    await until_nothing_is_left(pair, kv_bus)
+
+
 async def test_a_source_ends_its_export_when_the_taker_is_gone(pair: Pair, kv_bus: Bus) -> None:
     pair.source.engine.pieces = pieces_of(1000, 1000)
     pair.source.engine.holds_back = 1
@@ -485,7 +505,7 @@ async def test_a_byte_that_was_changed_on_the_way_is_noticed(kv_bus: Bus, certif
 async def test_a_network_that_falls_silent_is_given_up(
     kv_bus: Bus, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "_IDLE_S", 0.3)
+    monkeypatch.setattr(taking, "_REST_S", 0.3)
     async with pair_of("tcp", kv_bus, certificates) as pair:
         pair.source.engine.pieces = sent = pieces_of(1000, 1000)
         pair.source.engine.holds_back = 1

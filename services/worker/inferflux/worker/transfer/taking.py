@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,8 +21,9 @@ from .packets import Failed, PacketOrder
 from .piece_files import PieceFolder
 from .transport import STALL_S, KvTransport
 
-# Once nearly all is here: the request may run on at the source for a while, and is parked there at times.
-_IDLE_S = 30.0
+# For the rest, once nearly all is here. A move that was given up is not told of: its request runs on at the
+# source, and more of it would come for as long as it does.
+_REST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +234,15 @@ class Taking:
 
     async def _until_over(self) -> None:
         """Return when the last piece is in the KV cache."""
+        ends_s = time.monotonic() + _REST_S
         while not self._has_all or self._given:
             self._check()
-            limit_s = STALL_S if self._given else _IDLE_S
-            left_s = self._progress_s + limit_s - time.monotonic()
+            now_s = time.monotonic()
+            left_s = math.inf if self._has_all else ends_s - now_s
+            if self._given:
+                left_s = min(left_s, self._progress_s + STALL_S - now_s)
             if left_s <= 0:
-                raise Failed("timeout", f"nothing came for {limit_s:g} s, after {self.tokens} tokens")
+                raise Failed("timeout", f"the rest did not come in time, after {self.tokens} tokens")
             await self._wait(left_s)
 
     async def _wait(self, seconds: float) -> None:
