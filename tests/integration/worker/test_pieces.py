@@ -19,6 +19,7 @@ from harness.worker import batch_item
 from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.common.text.constraints.schema import read_schema
 from inferflux.v1 import engine_pb2, generation_pb2, worker_pb2
+from inferflux.worker.engine.kv.envelope import Envelope, open_header
 from inferflux.worker.engine.llama.native import Backend
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.tiers.disk import Disk
@@ -318,7 +319,22 @@ def of_no_state(path: Path) -> None:
     path.write_bytes(b"GGUF" * 1000)
 
 
-DAMAGES = [flipped, cut_short, of_another_version, foreign, of_no_state, Path.unlink]
+def of_position(position: int) -> Callable[[Path], None]:
+    """Say in the payload, with the right checksums, that a cell has another position."""
+
+    def change(path: Path) -> None:
+        data = np.frombuffer(bytearray(path.read_bytes()), np.uint8)
+        envelope = Envelope(open_header(data.data, data.size), data)
+        envelope.payload[16 + 5 * 12 :].view("<i4")[0] = position
+        envelope.seal()
+        path.write_bytes(data.tobytes())
+
+    return change
+
+
+# llama.cpp takes any position, and never removes a cell whose position is below 0.
+below_0, twice = of_position(-5), of_position(300)
+DAMAGES = [flipped, cut_short, of_another_version, foreign, of_no_state, Path.unlink, below_0, twice]
 
 
 @pytest.mark.parametrize("change", DAMAGES)
@@ -341,6 +357,7 @@ def test_a_piece_that_is_damaged_ends_the_import_and_the_rest_is_computed(
     assert target.n_prefilled == len(PROMPT) + len(source.tokens["a"]) - 256
     for side in sides:
         side.leaves_nothing()
+    assert all(target.backend.positions(i) == (-1, -1) for i in range(target.backend.sequences))
 
 
 @pytest.mark.usefixtures("other_build")

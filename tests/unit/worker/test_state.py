@@ -16,6 +16,7 @@ from inferflux.worker.engine.llama.pinned_state import (
     by_cell,
     by_dimension,
     first_positions,
+    has_positions,
 )
 from inferflux.worker.engine.llama.prefill_context import n_due
 
@@ -125,6 +126,17 @@ def test_the_first_positions_of_a_state_are_cut_out(
     assert positions_of(cut.tobytes(), n) == kept
     assert cut.size == len(state(cells=n, layers=LAYERS, dimensions=DIMENSIONS, is_transposed=is_transposed))
     assert first_positions(cut, n).tobytes() == cut.tobytes()
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 5), (0, 3), (1, 5), (0, 2**20)])
+def test_a_state_with_other_positions_is_told(first: int, end: int) -> None:
+    whole = array(state(cells=4, layers=1, dimensions=2, is_transposed=False))
+    assert has_positions(whole, 0, 4)
+    assert not has_positions(whole, first, end)
+    assert not has_positions(whole[:20], 0, 4)
+    for position in (-1, 2, 4):
+        whole[16:20].view("<i4")[0] = position
+        assert not has_positions(whole, 0, 4)
 
 
 def test_positions_that_a_state_lacks_are_not_cut_out() -> None:

@@ -31,7 +31,7 @@ from .deterministic import DeterministicContext
 from .draft_model import DraftModel, DraftModelError
 from .loading import Loaded, LoadError
 from .other_contexts import deterministic_context, prefill_context
-from .pinned_state import StateBytes, UnknownLayout, first_positions
+from .pinned_state import StateBytes, UnknownLayout, first_positions, has_positions
 from .sharing_trial import can_cut_states, find_sharing
 from .speed import compact, decode_timings, prefill_timings, row_times, single_thread_tokens, time_cell
 from .trial import trial_tokens
@@ -394,6 +394,11 @@ class Backend:
             return first_positions(state, n)
         except UnknownLayout:
             return None
+
+    def has_positions(self, state: StateBytes, first: int, end: int) -> bool:
+        """True if `state` has each of the positions [first, end) once, and no other, or its layout is not
+        known. llama.cpp takes any, and does not remove those below 0."""
+        return not self.cuts_states or has_positions(state, first, end)
 
     def copy_in(self, seq_id: int, state: StateBytes) -> bool:
         """Copy `state` to `seq_id`; return whether that worked. If not, it is empty."""

@@ -97,6 +97,17 @@ def first_positions(state: StateBytes, n: int) -> StateBytes:
     return result
 
 
+def has_positions(state: StateBytes, first: int, end: int) -> bool:
+    """True if `state` is laid out as above up to its cells, and they have each of the positions [first, end)
+    once, and no other."""
+    n = end - first
+    at = _PREFIX.size + n * CELL_HEADER_BYTES
+    if state.size < at or _PREFIX.unpack_from(state.data)[1:] != (1, n):
+        return False
+    cells = state[_PREFIX.size : at].view("<i4").reshape(n, 3)
+    return np.array_equal(np.sort(cells[:, 0]), np.arange(first, end))
+
+
 def _as_slice(chosen: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     """The same indices, as a slice where they are neighbours: that is one copy."""
     if chosen.size and chosen[-1] - chosen[0] + 1 == chosen.size:

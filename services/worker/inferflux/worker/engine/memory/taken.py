@@ -16,6 +16,8 @@ class PieceCache(Protocol):
     @property
     def spare_id(self) -> int | None: ...
 
+    def has_positions(self, state: StateBytes, first: int, end: int) -> bool: ...
+
     def copy_in(self, seq_id: int, state: StateBytes) -> bool: ...
 
     def append(self, seq_id: int, state: StateBytes) -> bool: ...
@@ -82,6 +84,8 @@ class TakenPieces:
     def _append(self, seq_id: int, envelope: Envelope) -> None:
         header, ledger = envelope.header, self._seq_ids.ledger
         n = header.n_past - header.first
+        if not self._cache.has_positions(envelope.payload, header.first, header.n_past):
+            raise NotTaken("its payload has other positions than it says")
         self._prefixes.make_room(cells=n)
         if ledger.free < n:
             raise NotTaken(f"{n} KV cells are wanted, and {ledger.free} are free")
