@@ -7,6 +7,9 @@ import socket
 import time
 from pathlib import Path
 
+from harness.kv_states import IDENTITY
+
+from inferflux.worker.engine.tiers.pieces import PieceFiles
 from inferflux.worker.transfer.piece_files import PieceFolder
 
 
@@ -38,3 +41,26 @@ def test_what_the_dead_left_is_removed_in_time_and_beside_it_too(tmp_path: Path)
         *(f"{beside}/exchange/pieces/{name}" for beside in "ab" for name in ("new", "new.tmp")),
         "b/exchange/sockets/alive",
     ]
+
+
+def test_a_folder_that_cannot_be_entered_has_nothing(tmp_path: Path) -> None:
+    folder = PieceFolder(exchange_of(tmp_path / "a"), "a", 1 << 20)
+    folder.prepare()
+    exchange = tmp_path / "a" / "exchange"
+    files = PieceFiles(IDENTITY, exchange, 1 << 20)
+    (exchange / "pieces" / "there").touch()
+    user = os.geteuid()
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(exchange / "sockets" / "there"))
+        assert folder.has_socket("there")
+        assert files.is_unread("there")
+        exchange.chmod(0)
+        if not user:  # root enters it all the same
+            os.seteuid(65534)
+        try:
+            assert not folder.has_socket("there")
+            assert not files.is_unread("there")
+        finally:
+            os.seteuid(user)
+            exchange.chmod(0o700)
+            files.close()

@@ -75,6 +75,12 @@ class PieceFolder:
         """Where a worker of this exchange is asked."""
         return self._sockets / incarnation
 
+    def has_socket(self, incarnation: str) -> bool:
+        """True if a worker of this exchange can be asked, as far as that can be seen."""
+        with contextlib.suppress(OSError):
+            return self.socket_of(incarnation).is_socket()
+        return False
+
     def path_of(self, name: str) -> Path:
         """Raises Failed where no piece is called so."""
         if not is_name(name):

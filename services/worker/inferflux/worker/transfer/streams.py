@@ -139,7 +139,7 @@ class ShmTransport:
     def reaches(self, source: scheduler_pb2.KvSource) -> bool:
         own = self._own()
         is_same = own is not None and bool(source.exchange) and source.exchange == own.name
-        return is_same and own is not None and own.socket_of(source.incarnation).is_socket()
+        return is_same and own is not None and own.has_socket(source.incarnation)
 
     async def fetch(
         self, source: scheduler_pb2.KvSource, wish: worker_pb2.KvWish, into: KvChannel, folder: PieceFolder

@@ -164,8 +164,10 @@ class PieceFiles:
         return name, self._writer.submit(write)
 
     def is_unread(self, name: str) -> bool:
-        """True if the file of a piece that was written is there still."""
-        return self._path(name).exists()
+        """True if the file of a piece that was written is there still, as far as that can be seen."""
+        with contextlib.suppress(OSError):
+            return self._path(name).exists()
+        return False
 
     def remove(self, *names: str) -> None:
         """Remove pieces, after those that are being written."""
