@@ -246,7 +246,7 @@ class CheckingCache:
         return state[:n]
 
     def has_positions(self, state: NDArray[np.uint8], first: int, end: int) -> bool:
-        return state.shape[0] == end - first
+        return bool(state.shape[0] == end - first)
 
     def copy_in(self, seq_id: int, state: NDArray[np.uint8]) -> bool:
         assert not self.by_seq_id.get(seq_id)

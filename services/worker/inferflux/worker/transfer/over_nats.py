@@ -83,7 +83,8 @@ class NatsServer:
 
     async def _on_wish(self, message: Message) -> None:
         name, digits = message.headers.get(_TRANSFER, ""), message.headers.get(_NUMBER, "")
-        if len(message.data) > MAX_WISH_BYTES or not digits.isdigit() or len(digits) > _MOST_DIGITS:
+        is_number = digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS
+        if len(message.data) > MAX_WISH_BYTES or not is_number:
             raise InvalidArgument("no question for a packet of KV state", field=_NUMBER)
         wish = checks.decode(worker_pb2.KvWish, message.data)
         checks.check_token(name, _TRANSFER)

@@ -17,6 +17,8 @@ MAX_PACKET_BYTES = 16 << 10
 # Of a piece: no state of one sequence is larger.
 MAX_PIECE_BYTES = 1 << 36
 MOST_LIMIT_MS = 600_000
+# Of a transfer, which may be cut and go on: few are sent, and a flood would keep the taker busy.
+_MOST_WITHOUT_PIECE = 16
 _TOKEN_BYTES = 4
 _MOST_ERROR_BYTES = 2000
 _MOST_TEXT_BYTES = 256
@@ -96,6 +98,7 @@ class PacketOrder:
         self._identity = (wish.tenant, wish.request_id, wish.epoch)
         self.n_past = wish.known_tokens
         self.is_over = False
+        self._n_without_piece = 0
 
     def check(self, packet: worker_pb2.KvPacket) -> None:
         """Raises Failed where this packet cannot be the next one."""
@@ -107,6 +110,8 @@ class PacketOrder:
         if self.is_over:
             raise Failed("order", "a packet after the last one")
         if not packet.n_bytes:
+            if self._n_without_piece >= _MOST_WITHOUT_PIECE:
+                raise Failed("order", f"more than {_MOST_WITHOUT_PIECE} packets without a piece")
             return
         if not packet.first < packet.n_past <= checks.MAX_TOKENS:
             raise Failed("order", f"a piece of the positions [{packet.first}, {packet.n_past})")
@@ -123,4 +128,6 @@ class PacketOrder:
         self.check(packet)
         if packet.n_bytes:
             self.n_past = packet.n_past
+        else:
+            self._n_without_piece += 1
         self.is_over = packet.is_last
