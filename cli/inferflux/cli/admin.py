@@ -150,7 +150,9 @@ def undrain(
 
 @admin.command()
 def move(
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a request that runs.")],
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST", help="The x-request-id of a request that runs.")
+    ],
     worker: Worker,
     tenant: Annotated[
         str, typer.Option(help="Whose request it is, where several tenants have one of that id.")

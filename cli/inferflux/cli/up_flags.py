@@ -100,23 +100,23 @@ class UpFlags:
         ),
     ] = None
     prefill: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=MOST_WORKERS,
             help="Workers for prompts; 1 where only --decode is given.",
             rich_help_panel=_PROCESSES,
         ),
-    ] = 0
+    ] = None
     decode: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=MOST_WORKERS,
             help="Workers for answers; 1 where only --prefill is given.",
             rich_help_panel=_PROCESSES,
         ),
-    ] = 0
+    ] = None
     schedulers: Annotated[
         int,
         typer.Option(
@@ -238,7 +238,7 @@ class UpFlags:
             env={name: str(path.expanduser().absolute()) for name, path in files.items() if path},
             drain_limit_s=self.drain_limit,
             # With a folder on a disk state would go from worker to worker through that.
-            has_disk_tier=DISK_PATH not in os.environ and not prefill,
+            has_disk_tier=DISK_PATH not in os.environ and not (prefill or decode),
             has_store=MODELS_STORE not in os.environ,
             has_tls=self.tls,
         )
@@ -250,8 +250,9 @@ class UpFlags:
             typer.BadParameter: they are too many.
         """
         has_roles = bool(self.prefill or self.decode)
+        given = (self.prefill, self.decode)
         workers = self.workers if self.workers is not None else int(not has_roles)
-        prefill, decode = (max(count, int(has_roles)) for count in (self.prefill, self.decode))
+        prefill, decode = (int(has_roles) if count is None else count for count in given)
         if workers + prefill + decode > MOST_WORKERS:
             message = f"{workers + prefill + decode} workers in all: {MOST_WORKERS} at most on a machine"
             raise typer.BadParameter(message, param_hint="--workers, --prefill, --decode")

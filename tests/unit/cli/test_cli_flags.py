@@ -96,16 +96,17 @@ def test_a_flag_that_started_a_cluster_is_refused_with_where_clusters_are_starte
 @pytest.mark.parametrize(
     ("flags", "counts"),
     [
-        ((None, 0, 0), (1, 0, 0)),
+        ((None, None, None), (1, 0, 0)),
         ((2, 0, 0), (2, 0, 0)),
         ((None, 1, 2), (0, 1, 2)),
-        ((None, 2, 0), (0, 2, 1)),
-        ((None, 0, 3), (0, 1, 3)),
+        ((None, 2, None), (0, 2, 1)),
+        ((None, None, 3), (0, 1, 3)),
+        ((None, 0, 3), (0, 0, 3)),
         ((1, 1, 1), (1, 1, 1)),
     ],
 )
 def test_a_role_comes_with_the_other_and_in_the_place_of_whole_workers(
-    flags: tuple[int | None, int, int],
+    flags: tuple[int | None, int | None, int | None],
     counts: tuple[int, int, int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,7 +117,7 @@ def test_a_role_comes_with_the_other_and_in_the_place_of_whole_workers(
         model="demo", state_dir=tmp_path, workers=workers, prefill=prefill, decode=decode
     ).options()
     assert (options.workers, options.prefill, options.decode) == counts
-    assert options.has_disk_tier == (counts[1] == 0)
+    assert options.has_disk_tier == (counts[2] == 0)
 
 
 def test_more_workers_than_a_machine_takes_are_refused_by_the_flags(tmp_path: Path) -> None:
