@@ -179,6 +179,7 @@ def test_a_request_that_the_other_worker_refuses_in_the_end_is_placed_as_any_oth
         ("", "r1", "w9", NotFound, "no worker w9 is alive"),
         ("", "r1", "w1", FailedPrecondition, "w1 has it already"),
         ("", "r1", "other", FailedPrecondition, "other has not the model demo"),
+        ("", "r1", "leaving", FailedPrecondition, "leaving is draining"),
         ("", "r1", "small", FailedPrecondition, "it does not fit small"),
         ("", "r1", "old", FailedPrecondition, "old cannot fetch KV state from w1"),
         ("", "both", "w2", InvalidArgument, "2 tenants have a request both: name one"),
@@ -192,6 +193,8 @@ def test_a_move_that_cannot_be_made_says_why(
     pair.world.add_worker("other", model="other", is_source=True)
     pair.world.add_worker("small", kv_cells=8, slots=0, is_source=True)
     pair.world.add_worker("old", kv_cells=400, slots=0)
+    pair.world.add_worker("leaving", is_source=True).state = scheduler_pb2.WORKER_STATE_DRAINING
+    pair.world.workers["leaving"].beat()
     pair.world.settle()
     for owner in ("acme", "bolt"):
         pair.world.submit(make_request("both", tenant=owner, prompt=4, max_tokens=20, at=pair.world.now))

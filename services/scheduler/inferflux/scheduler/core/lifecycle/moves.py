@@ -120,6 +120,8 @@ class Moves:
             return f"{to.worker_id} has it already"
         if job.move is not None:
             return f"it is on its way to {job.move.to_id}"
+        if to.state == scheduler_pb2.WORKER_STATE_DRAINING:
+            return f"{to.worker_id} is draining"
         if job.model not in to.context_lengths:
             return f"{to.worker_id} has not the model {job.model}"
         if not fits(job, to):
