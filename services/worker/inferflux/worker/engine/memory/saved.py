@@ -6,6 +6,7 @@ position, and is loaded when there is room. A file is read meanwhile; the sequen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -176,13 +177,13 @@ class SavedStates:
         is_coming = arrival is not None and not arrival.is_over
         if not is_sought and not is_coming:
             return False
-        since_s = sequence.times.started_s
-        if arrival is not None and is_coming:
-            since_s = max(since_s, arrival.progress_s)
+        since_s, now_s = sequence.times.started_s, self._clock_s()
         prefill_s = self._tiers.rates.prefill_s(sequence.n_tokens)
+        if arrival is not None and is_coming and now_s - since_s < (prefill_s or math.inf):
+            since_s = max(since_s, arrival.progress_s)
         shortest_s = min(_MOST_TIMES * prefill_s or _SHORTEST_SEARCH_S, _SHORTEST_SEARCH_S)
         limit_s = max(_SEARCH_PART * prefill_s, shortest_s)
-        return self._clock_s() - since_s < min(limit_s, SEARCH_LIMIT_S)
+        return now_s - since_s < min(limit_s, SEARCH_LIMIT_S)
 
     def look_up(self, sequence: Sequence, *, known: int = 0, has_checkpoints: bool = False) -> None:
         """Find a prefix of a sequence of which nothing is computed, once, and fetch it.

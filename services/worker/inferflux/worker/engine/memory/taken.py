@@ -67,7 +67,7 @@ class TakenPieces:
             if first:
                 self._begin_with(seq_id, envelope)
             self._append(seq_id, envelope)
-        except NotTaken:
+        except BaseException:
             seq_ids.give_back(seq_id)
             raise
         prefixes.keep(seq_id, scope, tokens)

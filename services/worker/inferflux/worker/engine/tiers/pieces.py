@@ -187,7 +187,8 @@ class PieceFiles:
             self._writer.submit(lambda: None).result(seconds)
 
     def read(self, path: str) -> Future[Envelope]:
-        """Read a piece meanwhile, after those that were asked for before; it may raise Refused or OSError."""
+        """Read a piece meanwhile, after those that were asked for before; its file is gone then. It may raise
+        Refused or OSError."""
         return self._reader.submit(_read, self._path(path), self._identity)
 
     def taken(self, path: str) -> None:
@@ -251,4 +252,5 @@ def _read(path: Path, identity: Identity) -> Envelope:
         n_bytes = os.fstat(file.fileno()).st_size
         open_header(prelude + rest, n_bytes)
         data = mapped(file, n_bytes)
+    path.unlink()  # from here on it cannot be changed by its name
     return open_envelope(data, identity)
