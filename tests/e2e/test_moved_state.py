@@ -16,7 +16,7 @@ from harness.children import ENGINE, child_of
 from harness.client import MODEL, Answer, Client, countdown, prompt
 
 from inferflux.cli.stack import Stack, StackOptions
-from inferflux.v1 import admin_pb2, generation_pb2, inference_pb2
+from inferflux.v1 import admin_pb2, cluster_pb2, generation_pb2, inference_pb2
 
 pytestmark = [pytest.mark.e2e]
 
@@ -76,6 +76,17 @@ async def move(client: Client, request_id: str, worker_id: str) -> None:
     await client.admin.MoveRequest(request, metadata=client.metadata(), timeout=LIMIT_S)
 
 
+def has_answers(status: cluster_pb2.GetStatusResponse) -> bool:
+    """The scheduler knows of an answer that is decoded."""
+    return any(r.generated_tokens for w in status.scheduler.workers for r in w.status.residents)
+
+
+def has_transfers(status: cluster_pb2.GetStatusResponse) -> bool:
+    """KV state is on its way between workers, or was."""
+    transfers = [w.status.kv_transfers for w in status.scheduler.workers]
+    return any(one.under_way or one.done for one in transfers)
+
+
 async def clear_cache(client: Client) -> None:
     await client.admin.ClearCache(admin_pb2.ClearCacheRequest(), metadata=client.metadata(), timeout=LIMIT_S)
 
@@ -91,9 +102,7 @@ async def test_a_prompt_is_computed_by_one_worker_and_answered_by_the_other(tmp_
         client = Client(stack.endpoint, stack.api_key)
         busy = asyncio.create_task(client.ask(other))
         async with asyncio.timeout(LIMIT_S):
-            await client.until_status(
-                lambda s: any(r.generated_tokens for w in s.scheduler.workers for r in w.status.residents)
-            )
+            await client.until_status(has_answers)
             found = []
             for request in asked:
                 found.append(await client.ask(request))
@@ -131,15 +140,18 @@ async def test_a_side_that_dies_while_state_moves_costs_no_token(
     tmp_path: Path, side: str, part: str
 ) -> None:
     asked = [prompt(" ".join(["word"] * 300) + str(i), max_tokens=300) for i in range(4)]
+    beside = prompt(max_tokens=1500)
     async with Stack(options(tmp_path, roles=("prefill", "decode"))) as stack:
         client = Client(stack.endpoint, stack.api_key)
-        answers = [Answer() for _ in asked]
-        tasks = [
-            asyncio.create_task(client.ask(request, answer=answer))
-            for request, answer in zip(asked, answers, strict=True)
-        ]
+        answers = [Answer() for _ in (beside, *asked)]
+        tasks = [asyncio.create_task(client.ask(beside, answer=answers[0]))]
         async with asyncio.timeout(LIMIT_S):
-            await answers[0].first_token.wait()
+            await client.until_status(has_answers)
+            tasks += [
+                asyncio.create_task(client.ask(request, answer=answer))
+                for request, answer in zip(asked, answers[1:], strict=True)
+            ]
+            await client.until_status(has_transfers)
             pid = stack.processes[side].pid
             if part == "engine":
                 engine = child_of(pid, ENGINE)
