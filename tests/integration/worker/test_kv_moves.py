@@ -1,0 +1,127 @@
+"""Worker processes fetch KV state from each other, and answer as if they had computed it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.worker import WorkerProcess, batch_item, read_to_end, token_ids
+
+from inferflux.common.bus import Bus, StreamLimits, TokenSubscription
+from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
+
+# No two tokens of its answer are nearly as likely as each other: any steps compute the same.
+PROMPT = [int(token) for token in np.random.default_rng(38).integers(300, 900, 700)]
+ANSWER = 60
+CARRIERS = ["shm", "tcp", "nats"]
+
+
+@pytest.fixture
+async def kv_bus(bus: Bus) -> Bus:
+    await bus.ensure_streams(StreamLimits())
+    return bus
+
+
+@asynccontextmanager
+async def two_workers(
+    directory: Path, nats_url: str, bus: Bus, carrier: str
+) -> AsyncIterator[tuple[WorkerProcess, WorkerProcess]]:
+    """Workers that share an exchange only where names of files are carried."""
+    made = []
+    for name in ("from", "to"):
+        variables = {
+            "INFERFLUX_KV_TRANSPORT": carrier,
+            "INFERFLUX_WORKER_PREFILL_CELLS": "0",
+            "INFERFLUX_WORKER_THREADS": "1",
+        }
+        if carrier != "shm":
+            variables["INFERFLUX_WORKER_DISK_PATH"] = str(directory / name)
+        made.append(
+            WorkerProcess(directory, nats_url, bus, f"{directory.name[:30]}-{carrier}-{name}", **variables)
+        )
+    try:
+        for worker in made:
+            await worker.start_ready()
+        yield made[0], made[1]
+    finally:
+        for worker in made:
+            worker.kill()
+
+
+def item(request_id: str, *, epoch: int = 1, generated: Sequence[int] = ()) -> worker_pb2.BatchItem:
+    return batch_item(request_id, prompt=PROMPT, max_tokens=ANSWER, epoch=epoch, generated=generated)
+
+
+def source_of(worker: WorkerProcess) -> scheduler_pb2.KvSource:
+    assert worker.status is not None
+    assert worker.status.HasField("kv_source")
+    return worker.status.kv_source
+
+
+def origin_of(worker: WorkerProcess) -> worker_pb2.StateOrigin:
+    return worker_pb2.StateOrigin(source=source_of(worker), epoch=1)
+
+
+def taken(worker: WorkerProcess) -> list[scheduler_pb2.StateTaken]:
+    return [event.state_taken for event in worker.events if event.HasField("state_taken")]
+
+
+async def whole_answer(worker: WorkerProcess) -> list[int]:
+    """The answer of a request that stays."""
+    stream = await worker.read("stays")
+    assert not (await worker.submit(item("stays"))).refused
+    chunks = await read_to_end(stream)
+    stream.close()
+    return token_ids(chunks)
+
+
+async def begun(worker: WorkerProcess, request_id: str) -> tuple[list[int], TokenSubscription]:
+    """A request that runs; its first tokens, and its stream."""
+    stream = await worker.read(request_id)
+    assert not (await worker.submit(item(request_id))).refused
+    tokens: list[int] = []
+    while len(tokens) < 5:
+        tokens += tokens_pb2.TokenChunk.FromString(await stream.next(30)).token_ids
+    return tokens, stream
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+async def test_a_prefix_that_another_worker_has_is_fetched(
+    tmp_path: Path, nats_url: str, kv_bus: Bus, carrier: str
+) -> None:
+    async with two_workers(tmp_path, nats_url, kv_bus, carrier) as (old, new):
+        expected = await whole_answer(old)
+        asked = item("asks")
+        asked.state_from.source.CopyFrom(source_of(old))
+        stream = await new.read("asks")
+        assert not (await new.submit(asked)).refused
+        assert token_ids(await read_to_end(stream)) == expected
+        await new.until(lambda: any(e.HasField("request_finished") for e in new.events))
+        usage = next(e.request_finished.usage for e in new.events if e.HasField("request_finished"))
+        assert usage.cached_prompt_tokens >= len(PROMPT) - 64
+        assert not taken(new)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+async def test_a_request_whose_source_is_killed_is_computed(
+    tmp_path: Path, nats_url: str, kv_bus: Bus, carrier: str
+) -> None:
+    async with two_workers(tmp_path, nats_url, kv_bus, carrier) as (old, new):
+        expected = await whole_answer(new)
+        tokens, stream = await begun(old, "lost")
+        origin = origin_of(old)
+        take = worker_pb2.TakeState(tenant="t", request_id="lost", origin=origin, limit_ms=10_000)
+        await new.command(worker_pb2.WorkerCommand(take_state=take))
+        old.kill()
+        await new.until(lambda: bool(taken(new)))
+        moved = item("lost", epoch=2, generated=tokens)
+        moved.state_from.CopyFrom(origin)
+        stream.close()
+        again = await new.read("lost")
+        assert not (await new.submit(moved)).refused
+        async with asyncio.timeout(20):
+            assert tokens + token_ids(await read_to_end(again)) == expected
