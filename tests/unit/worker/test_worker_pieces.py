@@ -83,6 +83,8 @@ class Side(WorkerWorld):
         while not condition():
             assert time.monotonic() < until_s, (self.pieces, self.imported)
             self.settle()
+            # On a busy machine the answer would be over before a thread has written anything.
+            self.engine._tiers.pieces.wait_for_writes(0.1)
             time.sleep(min(self.engine.idle_s() or 0, 0.001))
 
     def emitted(self, name: str = "a") -> list[int]:
