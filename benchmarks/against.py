@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load.command_line import add_json, make_parser, positive, write_json
+from benchmarks.load.command_line import add_json, make_parser, measured, positive
 from benchmarks.load.stats import median
 from benchmarks.rows.calm import Run
 from benchmarks.rows.cpu_cost import CPU_MS, with_cpu
@@ -205,19 +205,7 @@ def table_of(figures: dict[str, Any]) -> Table:
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options, console = parse(arguments), Console()
-    try:
-        figures = asyncio.run(measure(options, console))
-    except LabError as error:
-        console.print(str(error), style="red", markup=False)
-        return 1
-    except TimeoutError:
-        console.print(f"a stack was not up within {_START_LIMIT_S:g} s", style="red")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(table_of(figures))
-    write_json(options, figures)
-    return 0
+    return measured(options, console, measure(options, console), table_of)
 
 
 if __name__ == "__main__":

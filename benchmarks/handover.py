@@ -11,7 +11,6 @@ It prints the longest gap of the streams, and which part of their tokens was not
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load.command_line import add_json, make_parser, positive, write_json
+from benchmarks.load.command_line import add_json, make_parser, measured, positive
 from benchmarks.load.grpc_target import generate_request
 from benchmarks.load.prompts import Prompts
 from benchmarks.load.stats import median
@@ -138,16 +137,7 @@ def table_of(figures: dict[str, Any]) -> Table:
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options, console = parse(arguments), Console()
-    try:
-        figures = asyncio.run(measure(options, console))
-    except LabError as error:
-        console.print(str(error), style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(table_of(figures))
-    write_json(options, figures)
-    return 0
+    return measured(options, console, measure(options, console), table_of)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ computes and another goes on with, and of two workers that do all.
 `beside`: eight streams decode while prompts of 4,000 tokens come, one after the other: the 99th percentile
 between the streams' tokens, and all tokens a second, with a worker for prompts and one for answers, and with
 two that do all.
+`same`: answers that are moved once, beside those to the same prompts that are asked again and not moved: how
+many differ from the first time. Greedy and seeded in turn; nothing is cached at the start of any.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load.command_line import add_json, make_parser, positive, write_json
+from benchmarks.load.command_line import add_json, make_parser, measured, positive
 from benchmarks.load.stats import gaps, median, percentile
 from benchmarks.rows.lab import LabError
 from benchmarks.scheduling.ground import Ground, Load, ground, until
 from benchmarks.scheduling.streams import Stream, Underway, hang_up
 from inferflux.cli.stack import StackOptions
-from inferflux.v1 import scheduler_pb2
+from inferflux.v1 import admin_pb2, inference_pb2, scheduler_pb2
 
-PARTS = ("transfer", "gap", "split", "beside")
+PARTS = ("transfer", "gap", "split", "beside", "same")
 _SMOLLM2 = Path.home() / ".cache/inferflux/models/smollm2/smollm2.gguf"
 _WORKERS = ("worker-0", "worker-1")
 _ROLES = ("prefill", "decode")
@@ -44,6 +46,7 @@ _TRANSFERRED = 1000
 _LENGTHS = (200, 4000)
 _SPLIT_PROMPT, _SPLIT_ANSWER = 1000, 8
 _STREAMS, _LONG_PROMPT = 8, 4000
+_SAME_PROMPT, _SAME_ANSWER = 200, 120
 _ANSWER = 3000
 # Tokens of a stream before it is moved, and after.
 _SETTLE_TOKENS = 8
@@ -56,6 +59,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", type=Path, default=_SMOLLM2, help="default: SmolLM2")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--times", type=positive, default=10, metavar="N", help="moves, or prompts, of each")
+    parser.add_argument("--prompts", type=positive, default=500, metavar="N", help="of `same`")
     parser.add_argument("--seconds", type=positive, default=30, metavar="N", help="of `beside`, each side")
     add_json(parser)
     return parser.parse_args(arguments)
@@ -99,7 +103,7 @@ async def _moved(on: Ground, underway: Underway, request_id: str) -> float:
         LabError: it failed.
     """
     stream = underway.stream
-    before, other = stream.tokens, _WORKERS[stream.workers[-1] == _WORKERS[0]]
+    before, other = stream.tokens, _other(stream)
     arrivals = len(stream.arrivals_s)
     await on.admin.move("", request_id, other)
     await until(
@@ -227,7 +231,50 @@ def _check(streams: list[Stream]) -> None:
         raise LabError(f"a stream failed, or ended too early: {failed[0]}")
 
 
-_MEASURES = {"transfer": transfer, "gap": gap, "split": split, "beside": beside}
+async def same(options: argparse.Namespace) -> dict[str, Any]:
+    """Answers that differ from the first ones, when they are moved and when they are not."""
+    differing = {"moved": 0, "again": 0}
+    async with ground(_stack(options, {})) as on:
+        for i in range(options.prompts):
+            request = on.request(prompt_tokens=_SAME_PROMPT, max_tokens=_SAME_ANSWER)
+            if i % 2:
+                request.params.sampling.temperature, request.params.sampling.seed = 0.8, i
+            first = await _answer(on, request)
+            differing["again"] += (await _answer(on, request)) != first
+            await on.admin.clear_cache(admin_pb2.ClearCacheRequest())
+            underway = on.caller.send(request, request_id=f"s{i}")
+            stream = underway.stream
+            await _first_token(stream)
+            await on.admin.move("", f"s{i}", _other(stream))
+            await underway.task
+            _check_whole(stream)
+            differing["moved"] += stream.token_ids != first
+    return {"prompts": options.prompts, **differing}
+
+
+async def _first_token(stream: Stream) -> None:
+    await until(lambda: stream.tokens > 0 or stream.ended_s > 0)
+
+
+async def _answer(on: Ground, request: inference_pb2.GenerateRequest) -> list[int]:
+    """An answer for which nothing is cached."""
+    await on.admin.clear_cache(admin_pb2.ClearCacheRequest())
+    stream = await on.caller.ask(request)
+    _check_whole(stream)
+    return stream.token_ids
+
+
+def _check_whole(stream: Stream) -> None:
+    if stream.has_failed:
+        raise LabError(f"a stream failed: {stream.error}")
+
+
+def _other(stream: Stream) -> str:
+    """The worker that a stream is not on."""
+    return _WORKERS[stream.workers[-1] == _WORKERS[0]]
+
+
+_MEASURES = {"transfer": transfer, "gap": gap, "split": split, "beside": beside, "same": same}
 
 
 async def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -262,6 +309,9 @@ def table_of(figures: dict[str, Any]) -> Table:
         ours, other = found["roles"], found["unified"]
         for key in ("p99_ms", "answer_tokens_per_s", "tokens_per_s"):
             _row(table, "beside", f"{key}; ÷ unified", [ours[key]], ours[key] / other[key])
+    if found := figures.get("same"):
+        for side in ("moved", "again"):
+            _row(table, "same", f"of {found['prompts']}, differ: {side}", [found[side]], 1.0)
     return table
 
 
@@ -272,16 +322,7 @@ def _row(table: Table, part: str, what: str, values: list[float], ratio: float) 
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; returns the exit code."""
     options, console = parse(arguments), Console()
-    try:
-        figures = asyncio.run(measure(options, console))
-    except LabError as error:
-        console.print(str(error), style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(table_of(figures))
-    write_json(options, figures)
-    return 0
+    return measured(options, console, measure(options, console), table_of)
 
 
 if __name__ == "__main__":
