@@ -217,7 +217,7 @@ class KvWorker:
         await self.engine.close()
 
 
-async def until(is_true: object, limit_s: float = 20) -> None:
+async def until(is_true: object, limit_s: float = 45) -> None:
     async with asyncio.timeout(limit_s):
         while not is_true():  # type: ignore[operator]
             await asyncio.sleep(0.005)

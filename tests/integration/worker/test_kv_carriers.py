@@ -107,7 +107,7 @@ async def until_nothing_is_left(pair: Pair, bus: Bus) -> None:
         await until(lambda worker=worker: not worker.engine.files)
     assert pair.taker.engine.is_released
     if pair.carrier == "nats":
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             while await objects(bus):
                 await asyncio.sleep(0.05)
 
