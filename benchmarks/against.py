@@ -26,11 +26,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load.command_line import add_json, make_parser, measured, positive
+from benchmarks.load.command_line import add_json, make_parser, positive
 from benchmarks.load.stats import median
 from benchmarks.rows.calm import Run
 from benchmarks.rows.cpu_cost import CPU_MS, with_cpu
 from benchmarks.rows.lab import DEMO_MODEL, FULL, SLOTS, Lab, LabError
+from benchmarks.rows.measured import measured
 from benchmarks.rows.pairs import SAMPLED, Word, in_turn, load_of, ratio
 from benchmarks.rows.peers import ROOT
 from inferflux.cli.reach.state_dir import StackState, StateDir

@@ -20,11 +20,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load.command_line import add_json, make_parser, measured, positive
+from benchmarks.load.command_line import add_json, make_parser, positive
 from benchmarks.load.grpc_target import generate_request
 from benchmarks.load.prompts import Prompts
 from benchmarks.load.stats import median
 from benchmarks.rows.lab import LabError
+from benchmarks.rows.measured import measured
 from benchmarks.scheduling.figures import Window, longest_gap_s
 from benchmarks.scheduling.ground import Ground, ground, ready_workers, until
 from benchmarks.scheduling.streams import Stream, failures, hang_up

@@ -30,9 +30,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load.command_line import add_json, make_parser, measured, positive
+from benchmarks.load.command_line import add_json, make_parser, positive
 from benchmarks.load.stats import gaps, median, percentile
 from benchmarks.rows.lab import LabError
+from benchmarks.rows.measured import measured
 from benchmarks.scheduling.ground import Ground, Load, ground, until
 from benchmarks.scheduling.streams import Stream, Underway, hang_up
 from inferflux.cli.stack import StackOptions

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.rows.lab import LabError
 
 
 def make_parser(doc: str | None, *, prog: str | None = None) -> argparse.ArgumentParser:
@@ -32,25 +25,6 @@ def write_json(options: argparse.Namespace, figures: Any) -> None:
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-
-
-def measured(
-    options: argparse.Namespace,
-    console: Console,
-    measuring: Coroutine[Any, Any, dict[str, Any]],
-    table_of: Callable[[dict[str, Any]], Table],
-) -> int:
-    """Measure, print the figures, and write them to the file of `--json`; return the exit code."""
-    try:
-        figures = asyncio.run(measuring)
-    except (LabError, TimeoutError) as error:
-        console.print(str(error) or "a stack was not up in time", style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    console.print(table_of(figures))
-    write_json(options, figures)
-    return 0
 
 
 def positive(text: str) -> int:

@@ -124,6 +124,7 @@ HTTP: dict[type[errors.InferFluxError], tuple[int, str]] = {
     errors.PermissionDenied: (403, "permission_error"),
     errors.NotFound: (404, "invalid_request_error"),
     errors.AlreadyExists: (409, "invalid_request_error"),
+    errors.FailedPrecondition: (400, "invalid_request_error"),
     errors.Aborted: (409, "invalid_request_error"),
     errors.ResourceExhausted: (429, "rate_limit_error"),
     errors.Cancelled: (499, "invalid_request_error"),

@@ -274,7 +274,7 @@ class Transfers:
         under_way = self._takings.get(wanted.key)
         if under_way is not None:
             if under_way.origin == origin:
-                if is_told and under_way.taking.is_told:  # the scheduler has not heard it, or is a new one
+                if is_told and under_way.taking.is_told:
                     news = _news_of(under_way.taking.wanted, under_way.taking.tokens)
                     self._background.start(self._tell(news))
                 return
