@@ -10,6 +10,7 @@ from harness.scheduler_world import SimWorker, World, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferflux.common.contract.requests.worker_roles import Role
 from inferflux.scheduler.core.lifecycle.fairness import FairnessSettings
 from inferflux.scheduler.core.types.actions import Action, CountSplit
 from inferflux.scheduler.core.types.jobs import JobState, RequestKey
@@ -95,7 +96,7 @@ class Stage:
         plan = self.world.core.plan
         self.world.core.plan = lambda now: self._noted(plan(now))  # type: ignore[method-assign]
 
-    def _worker(self, worker_id: str, slots: int, role: pools.Role) -> SimWorker:
+    def _worker(self, worker_id: str, slots: int, role: Role) -> SimWorker:
         return self.world.add_worker(
             worker_id, slots=slots, kv_cells=CONTEXT, role=role, is_source=True, context=CONTEXT
         )

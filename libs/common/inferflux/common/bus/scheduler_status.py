@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inferflux.common.contract import partitions, subjects
+from inferflux.common.contract.requests.worker_roles import PARTIAL
 from inferflux.v1 import scheduler_pb2
 
 from . import Bus, leaders
 from .leaders import ask_leaders
-
-# Of workers that are meant for a part of each request.
-ROLES = {
-    scheduler_pb2.WORKER_ROLE_PREFILL: "prefill",
-    scheduler_pb2.WORKER_ROLE_DECODE: "decode",
-}
 
 
 async def ask_schedulers(
@@ -75,9 +70,9 @@ def small_pools(status: scheduler_pb2.SchedulerStatus) -> dict[str, str]:
     """Pools of workers that are smaller than they should be: for each `decode pool not ready`, and how many
     of its workers are."""
     return {
-        f"{ROLES[pool.role]} pool not ready": f"{pool.ready} of {pool.expected} workers"
+        f"{PARTIAL[pool.role]} pool not ready": f"{pool.ready} of {pool.expected} workers"
         for pool in status.pools
-        if pool.role in ROLES and pool.ready < pool.expected
+        if pool.role in PARTIAL and pool.ready < pool.expected
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from inferflux.common.contract import terms
 from inferflux.common.contract.requests.worker_pools import DEFAULT
+from inferflux.common.contract.requests.worker_roles import BY_NAME
 from inferflux.common.process import logs
 from inferflux.v1 import scheduler_pb2
 
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from inferflux.worker.settings import WorkerSettings
 
 log = logs.get("worker.state")
-
-_ROLES = {
-    "unified": scheduler_pb2.WORKER_ROLE_UNIFIED,
-    "prefill": scheduler_pb2.WORKER_ROLE_PREFILL,
-    "decode": scheduler_pb2.WORKER_ROLE_DECODE,
-}
 
 
 @dataclass(slots=True)
@@ -51,7 +46,7 @@ class WorkerState:
     @classmethod
     def begin(cls, worker_id: str, settings: WorkerSettings) -> Self:
         """State of a worker that starts now."""
-        role = _ROLES[settings.role]
+        role = BY_NAME[settings.role]
         return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone, role=role)
 
     def accepts(self, term: int, now_unix_ms: int) -> bool:

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from inferflux.common.contract.known_workers import MAX_WORKERS
+from inferflux.common.contract.requests.worker_roles import NAMES, Role
 from inferflux.v1 import scheduler_pb2
 
 UNIFIED = scheduler_pb2.WORKER_ROLE_UNIFIED
 PREFILL = scheduler_pb2.WORKER_ROLE_PREFILL
 DECODE = scheduler_pb2.WORKER_ROLE_DECODE
 
-Role: TypeAlias = scheduler_pb2.WorkerRole.ValueType
-
-_NAMES: Mapping[Role, str] = {UNIFIED: "unified", PREFILL: "prefill", DECODE: "decode"}
-
 
 def role_of(status: scheduler_pb2.WorkerStatus) -> Role:
     """Role that a worker has; one that names none, or one of a later version, is unified."""
-    return status.role if status.role in _NAMES else UNIFIED
+    return status.role if status.role in NAMES else UNIFIED
 
 
 def name_of(role: Role) -> str:
     """unified, prefill or decode."""
-    return _NAMES.get(role, "unified")
+    return NAMES.get(role, "unified")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from enum import Enum, auto
 from inferflux.common.contract import epochs
 from inferflux.common.contract.requests import worker_pools
 from inferflux.common.contract.requests.kv_cells import reserved_cells
+from inferflux.common.contract.requests.worker_roles import Role
 from inferflux.scheduler.core.types.jobs import RequestKey
 from inferflux.v1 import device_pb2, scheduler_pb2
 
 from .assignments import Assignment, Reconciled, Residence, UnownedRequest
-from .pools import PREFILL, Role, role_of
+from .pools import PREFILL, role_of
 
 _GPUS = (
     device_pb2.DEVICE_KIND_GPU,
