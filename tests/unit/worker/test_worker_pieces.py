@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,11 @@ class Side(WorkerWorld):
         while not condition():
             assert time.monotonic() < until_s, (self.pieces, self.imported)
             self.settle()
-            # On a busy machine the answer would be over before a thread has written anything.
-            self.engine._tiers.pieces.wait_for_writes(0.1)
+            # On a busy machine the answer would be over before a thread has made a file, or written one.
+            files = self.engine._tiers.pieces
+            if files._preparing is not None:
+                wait([files._preparing], 20)
+            files.wait_for_writes(20)
             time.sleep(min(self.engine.idle_s() or 0, 0.001))
 
     def emitted(self, name: str = "a") -> list[int]:
