@@ -1,4 +1,4 @@
-"""As much of HTTP/2 as reading gRPC streams takes, with little work per message. No I/O.
+"""As much of HTTP/2 as a client of gRPC streams takes, with little work per message. No I/O.
 
 The peer is told to keep no header table (RFC 7541, 4.2), so that headers are literals or come from the static
 table.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -16,8 +17,6 @@ END_STREAM = 0x1
 ACK = 0x1
 END_HEADERS = 0x4
 LARGEST_FRAME = 16_384
-# What a server has to take in before it says more; nothing here waits for that.
-LARGEST_REQUEST = 65_535
 
 _HEADER_TABLE_SIZE, _INITIAL_WINDOW = 0x1, 0x4
 _WINDOW = 2**31 - 1
@@ -25,6 +24,7 @@ DEFAULT_WINDOW = 65_535
 _PRIORITY_LENGTH = 5
 _PADDED, _PRIORITY = 0x8, 0x20
 _HEAD = struct.Struct(">IBBI")
+_SETTING = struct.Struct(">HI")
 
 
 class FrameType(IntEnum):
@@ -65,24 +65,67 @@ def opening() -> bytes:
     return PREFACE + frame(FrameType.SETTINGS, 0, 0, settings) + frame(FrameType.WINDOW_UPDATE, 0, 0, window)
 
 
-def request_size(message: bytes) -> int:
-    """Return what a request takes of the windows of its stream and its connection, in bytes."""
-    return len(message) + 5
+@dataclass(slots=True)
+class _Rest:
+    """What of a request has not gone yet.
 
-
-def request(stream: int, headers: Iterable[tuple[str, str]], message: bytes) -> bytes:
-    """A whole gRPC request: headers, and one message.
-
-    Raises:
-        Http2Error: the message is larger than a server takes without being asked.
+    Attributes:
+        credit: what the stream's window is beyond the initial one.
     """
-    data = b"\0" + struct.pack(">I", len(message)) + message
-    if len(data) > LARGEST_REQUEST:
-        raise Http2Error(f"a request of {len(data)} bytes is too large for this client")
-    parts = [data[at : at + LARGEST_FRAME] for at in range(0, len(data), LARGEST_FRAME)]
-    frames = [frame(FrameType.HEADERS, END_HEADERS, stream, encode_headers(headers))]
-    frames += [frame(FrameType.DATA, 0, stream, part) for part in parts[:-1]]
-    return b"".join([*frames, frame(FrameType.DATA, END_STREAM, stream, parts[-1])])
+
+    data: bytes
+    credit: int = 0
+
+
+class Requests:
+    """Requests on their way: each goes as far as the windows of its stream and its connection let it."""
+
+    def __init__(self) -> None:
+        self._window = DEFAULT_WINDOW
+        self._initial_window = DEFAULT_WINDOW
+        self._rests: dict[int, _Rest] = {}
+
+    def begin(self, stream: int, headers: Iterable[tuple[str, str]], message: bytes) -> bytes:
+        """Return what goes at once of a gRPC request: its headers, and what is let of its message."""
+        self._rests[stream] = _Rest(b"\0" + struct.pack(">I", len(message)) + message)
+        return frame(FrameType.HEADERS, END_HEADERS, stream, encode_headers(headers)) + self._let(stream)
+
+    def end(self, stream: int) -> None:
+        """Nothing more of this one goes."""
+        self._rests.pop(stream, None)
+
+    def take(self, one: Frame) -> bytes:
+        """Return what goes now that the server sent this SETTINGS or WINDOW_UPDATE.
+
+        Raises:
+            Http2Error: settings are cut off.
+        """
+        if one.kind == FrameType.SETTINGS:
+            if len(one.payload) % _SETTING.size:
+                raise Http2Error("settings that are cut off")
+            told = dict(_SETTING.iter_unpack(one.payload))
+            self._initial_window = told.get(_INITIAL_WINDOW, self._initial_window)
+        elif one.stream == 0:
+            self._window += int.from_bytes(one.payload)
+        elif one.stream in self._rests:
+            self._rests[one.stream].credit += int.from_bytes(one.payload)
+        return b"".join([self._let(stream) for stream in list(self._rests)])
+
+    def _let(self, stream: int) -> bytes:
+        rest = self._rests[stream]
+        # A window is below 0 where the server made the initial one smaller after this had gone.
+        size = max(0, min(len(rest.data), self._window, self._initial_window + rest.credit))
+        part, rest.data = rest.data[:size], rest.data[size:]
+        self._window -= size
+        rest.credit -= size
+        if not rest.data:
+            del self._rests[stream]
+        frames: list[bytes] = []
+        for at in range(0, size, LARGEST_FRAME):
+            is_last = not rest.data and at + LARGEST_FRAME >= size
+            payload = part[at : at + LARGEST_FRAME]
+            frames.append(frame(FrameType.DATA, END_STREAM if is_last else 0, stream, payload))
+        return b"".join(frames)
 
 
 class FrameReader:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from dataclasses import dataclass
 from typing import cast
 from urllib.parse import unquote
 
@@ -71,16 +69,6 @@ class _Unary(_Stream):
         self.answer = message
 
 
-@dataclass(slots=True)
-class _Request:
-    """A request of stream `number`, which takes `size` bytes of the connection's window."""
-
-    number: int
-    size: int
-    data: bytes
-    is_sent: bool = False
-
-
 class _Connection(asyncio.Protocol):
     """One HTTP/2 connection for all calls, as a gRPC channel keeps it."""
 
@@ -90,9 +78,7 @@ class _Connection(asyncio.Protocol):
         self._streams: dict[int, _Stream] = {}
         self._next_id = 1
         self.is_leaving = False
-        # Bytes that the server takes now, on all streams together; and the requests that wait for that.
-        self._window = http2.DEFAULT_WINDOW
-        self._waiting: deque[_Request] = deque()
+        self._requests = http2.Requests()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -117,30 +103,16 @@ class _Connection(asyncio.Protocol):
     async def call(self, stream: _Stream, headers: list[tuple[str, str]], message: bytes) -> dict[str, str]:
         """Send a request; returns the trailers once the stream has ended."""
         number = self._next_id
-        data = http2.request(number, headers, message)
         self._next_id += 2
         self._streams[number] = stream
-        self._waiting.append(request := _Request(number, http2.request_size(message), data))
-        self._send()
+        self.transport.write(self._requests.begin(number, headers, message))
         try:
             return await stream.done
         finally:
-            if (
-                self._streams.pop(number, None) is not None
-                and request.is_sent
-                and not self.transport.is_closing()
-            ):
+            if self._streams.pop(number, None) is not None and not self.transport.is_closing():
+                self._requests.end(number)
                 cancelled = (8).to_bytes(4)
                 self.transport.write(http2.frame(FrameType.RST_STREAM, 0, number, cancelled))
-
-    def _send(self) -> None:
-        """Send what the server takes now: in the order of the numbers, as HTTP/2 wants it."""
-        while self._waiting and self._waiting[0].size <= self._window:
-            request = self._waiting.popleft()
-            if request.number in self._streams:
-                request.is_sent = True
-                self._window -= request.size
-                self.transport.write(request.data)
 
     def _take(self, frame: http2.Frame, now_s: float) -> None:
         stream = self._streams.get(frame.stream)
@@ -152,13 +124,12 @@ class _Connection(asyncio.Protocol):
             if stream is not None and frame.flags & http2.END_STREAM:
                 self._end(frame.stream, http2.decode_headers(http2.header_block(frame)))
         elif frame.kind == FrameType.SETTINGS and not frame.flags & http2.ACK:
-            self.transport.write(http2.frame(FrameType.SETTINGS, http2.ACK, 0))
+            self.transport.write(http2.frame(FrameType.SETTINGS, http2.ACK, 0) + self._requests.take(frame))
         elif frame.kind == FrameType.PING and not frame.flags & http2.ACK:
             self.transport.write(http2.frame(FrameType.PING, http2.ACK, 0, frame.payload))
         elif frame.kind == FrameType.WINDOW_UPDATE:
-            if frame.stream == 0:
-                self._window += int.from_bytes(frame.payload)
-                self._send()
+            if data := self._requests.take(frame):
+                self.transport.write(data)
         elif frame.kind == FrameType.RST_STREAM:
             self._end(frame.stream, {"grpc-status": "RST_STREAM", "grpc-message": frame.payload.hex()})
         elif frame.kind == FrameType.GOAWAY:
@@ -173,6 +144,7 @@ class _Connection(asyncio.Protocol):
             self._end(number, {"grpc-status": "UNAVAILABLE", "grpc-message": why})
 
     def _end(self, number: int, trailers: dict[str, str]) -> None:
+        self._requests.end(number)
         stream = self._streams.pop(number, None)
         if stream is not None:
             stream.end(trailers)

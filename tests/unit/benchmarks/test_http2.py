@@ -18,6 +18,7 @@ from benchmarks.load.grpc_target import GrpcTarget
 from benchmarks.load.lean_grpc_target import LeanGrpcTarget
 from benchmarks.load.loops import Target
 from benchmarks.load.trace import Trace
+from inferflux.common.calls.grpc_options import SERVER_OPTIONS
 from inferflux.v1 import inference_pb2, tokens_pb2
 
 _PLACES = st.lists(st.integers(0, 10_000), max_size=12)
@@ -58,13 +59,56 @@ def test_headers_that_are_cut_off_are_refused(length: int) -> None:
         http2.decode_headers(http2.encode_headers([("grpc-status", "0")])[:length])
 
 
-def test_a_request_too_large_to_send_at_once_is_refused() -> None:
-    with pytest.raises(http2.Http2Error, match="too large"):
-        http2.request(1, [], b"x" * 70_000)
+_SETTINGS, _WINDOW_UPDATE = http2.FrameType.SETTINGS, http2.FrameType.WINDOW_UPDATE
+
+
+def _data_of(sent: bytes, stream: int) -> list[http2.Frame]:
+    frames = list(http2.FrameReader().feed(sent))
+    return [one for one in frames if one.kind == http2.FrameType.DATA and one.stream == stream]
+
+
+def _initial_window(size: int) -> http2.Frame:
+    return http2.Frame(_SETTINGS, 0, 0, (4).to_bytes(2) + size.to_bytes(4))
+
+
+def _update(stream: int, by: int) -> http2.Frame:
+    return http2.Frame(_WINDOW_UPDATE, 0, stream, by.to_bytes(4))
+
+
+def test_a_request_goes_as_far_as_the_window_of_its_stream() -> None:
+    requests = http2.Requests()
+    assert requests.take(_initial_window(8_192)) == b""
+    sent = [requests.begin(1, [], b"x" * 12_000), requests.take(_update(1, 1_000))]
+    assert [len(one.payload) for part in sent for one in _data_of(part, 1)] == [8_192, 1_000]
+    assert requests.take(_update(0, 1_000_000)) == b""
+    (last,) = _data_of(requests.take(_update(1, 1_000_000)), 1)
+    assert (len(last.payload), last.flags) == (12_005 - 9_192, http2.END_STREAM)
+    assert requests.take(_update(1, 1_000_000)) == b""
+
+
+def test_requests_share_the_window_of_their_connection() -> None:
+    requests = http2.Requests()
+    first, second = requests.begin(1, [], b"x" * 60_000), requests.begin(3, [], b"y" * 20_000)
+    assert [len(one.payload) for one in _data_of(first, 1)] == [16_384, 16_384, 16_384, 60_005 - 3 * 16_384]
+    assert sum(len(one.payload) for one in _data_of(second, 3)) == 65_535 - 60_005
+    requests.end(3)
+    assert requests.take(_update(0, 100_000)) == b""
+
+
+def test_a_window_made_smaller_is_paid_back_before_more_goes() -> None:
+    requests = http2.Requests()
+    requests.begin(1, [], b"x" * 70_000)
+    assert requests.take(_initial_window(8_192)) == b""
+    assert requests.take(_update(0, 1_000_000)) == b""
+    assert requests.take(_update(1, 65_535 - 8_192)) == b""
+    assert len(_data_of(requests.take(_update(1, 10)), 1)[0].payload) == 10
 
 
 def _server() -> grpc.aio.Server:
-    """Streams as many tokens as asked for, unless the prompt begins with 0: then it fails after one."""
+    """Streams as many tokens as asked for, unless the prompt begins with 0: then it fails after one.
+
+    It has the options of the gateway's: the windows of its streams are small.
+    """
 
     async def generate(
         request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -81,7 +125,7 @@ def _server() -> grpc.aio.Server:
     handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_stream_rpc_method_handler(
         generate, request_deserializer=inference_pb2.GenerateRequest.FromString
     )
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("inferflux.v1.InferenceService", {"Generate": handler}),)
     )
@@ -100,8 +144,7 @@ async def address() -> AsyncIterator[str]:
 @pytest.mark.parametrize("kind", [GrpcTarget, LeanGrpcTarget])
 async def test_both_clients_see_the_same_stream(kind: type[Any], address: str) -> None:
     target: Target = kind(address, model="m", api_key="key")
-    long_prompt = [1] * 20_000  # more than one frame
-    for prompt in ([5, 6], long_prompt):
+    for prompt in ([5, 6], [1] * 12_000, [1] * 200_000):  # more than the window of a stream, of a connection
         trace = Trace(time.perf_counter())
         await target.generate(prompt, 200, trace)
         assert trace.error == ""
