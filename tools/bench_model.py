@@ -90,12 +90,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quant", choices=QUANTS, default="Q4_0")
     parser.add_argument("--untied", action="store_true", help="give the output layer weights of its own")
-    parser.add_argument("--out", type=Path, default=Path("models/bench-0.5b.gguf"))
+    parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(arguments)
 
 
 def write(args: argparse.Namespace) -> LlamaSpec:
-    """Write the model that ``args`` describe to ``args.out``."""
+    """Write the model that ``args`` describe to ``args.out``, which is there only once it is whole."""
     out: Path = args.out
     spec = LlamaSpec(
         name=out.stem,
@@ -110,7 +110,9 @@ def write(args: argparse.Namespace) -> LlamaSpec:
         tied=not args.untied,
         description="Random weights for benchmarks",
     )
-    write_llama(out, spec, synthetic_vocabulary(spec.vocab, args.seed), RandomWeights(args.seed))
+    draft = out.with_suffix(".part.gguf")
+    write_llama(draft, spec, synthetic_vocabulary(spec.vocab, args.seed), RandomWeights(args.seed))
+    draft.replace(out)
     return spec
 
 

@@ -124,23 +124,20 @@ class Lab:
         async with Stack(StackOptions(model=model, slots=SLOTS)) as stack:
             yield stack
 
-    @asynccontextmanager
-    async def large_model(self) -> AsyncIterator[Path]:
-        """The file of a model of 0.5 billion random weights, which is large: it is deleted afterwards.
+    async def large_model(self) -> Path:
+        """The file of a model of 0.5 billion random weights; written if it is not there yet, and kept.
 
         Raises:
             LabError: it could not be written.
         """
-        self.say(f"  writing {_LARGE_MODEL.relative_to(ROOT)}")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tools.bench_model", "--out", str(_LARGE_MODEL), cwd=ROOT
-        )
-        try:
+        if not _LARGE_MODEL.exists():
+            self.say(f"  writing {_LARGE_MODEL.relative_to(ROOT)}, once")
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tools.bench_model", "--out", str(_LARGE_MODEL), cwd=ROOT
+            )
             if await process.wait() != 0:
                 raise LabError("tools.bench_model could not write the model")
-            yield _LARGE_MODEL
-        finally:
-            _LARGE_MODEL.unlink(missing_ok=True)
+        return _LARGE_MODEL
 
 
 @asynccontextmanager

@@ -92,10 +92,10 @@ async def against_llama_server(lab: Lab, load: Load) -> Readings:
 
 
 async def large_vocabulary(lab: Lab) -> Readings:
-    """One stream of a model whose vocabulary is large; it is written for this, and is gone afterwards."""
-    async with lab.large_model() as model:
-        async for one in against_llama_server(lab, Load("large_vocabulary", model, scale=_LARGE_SCALE)):
-            yield one
+    """One stream of a model whose vocabulary is large."""
+    model = await lab.large_model()
+    async for one in against_llama_server(lab, Load("large_vocabulary", model, scale=_LARGE_SCALE)):
+        yield one
 
 
 async def idle_first_token(lab: Lab) -> Readings:

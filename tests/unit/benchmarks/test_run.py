@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
-from benchmarks.rows.lab import FULL, QUICK, LabError, Script, need_bench_model
+from benchmarks.rows import lab
+from benchmarks.rows.lab import FULL, QUICK, Lab, LabError, Script, need_bench_model
 from benchmarks.rows.run import parse, plan_of
 
 
@@ -39,3 +41,13 @@ def test_a_benchmark_whose_model_was_not_fetched_says_how_it_is(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(LabError, match="make models"):
         need_bench_model()
+
+
+async def test_a_large_model_that_is_there_is_used_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = tmp_path / "large.gguf"
+    model.write_bytes(b"written before")
+    monkeypatch.setattr(lab, "_LARGE_MODEL", model)
+    assert await Lab(QUICK, Console()).large_model() == model
+    assert model.read_bytes() == b"written before"

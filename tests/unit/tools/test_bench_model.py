@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tools.bench_model import RandomWeights, parse, synthetic_vocabulary, write
-from tools.llama_gguf import CHAT_TEMPLATE, SPECIALS
+from tools.llama_gguf import CHAT_TEMPLATE, SPECIALS, Weights
 
 SMALL = shlex.split("--layers 2 --dim 64 --heads 4 --kv-heads 2 --ff 96 --vocab 320 --context 512")
 
@@ -57,6 +57,24 @@ def test_a_greedy_answer_does_not_end_by_itself() -> None:
     values = RandomWeights(seed=0)("token_embd.weight", (300, 32))
     assert not np.any(values[-3:])
     assert np.all(np.any(values[:-3], axis=1))
+
+
+def test_a_file_that_is_not_written_to_its_end_does_not_get_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(weights: RandomWeights, name: str, shape: tuple[int, ...]) -> Weights:
+        if name.startswith("blk.1."):
+            raise KeyboardInterrupt
+        return np.ones(shape, dtype=np.float32)
+
+    out = tmp_path / "tiny.gguf"
+    monkeypatch.setattr(RandomWeights, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(parse([*SMALL, "--out", str(out)]))
+    assert not out.exists()
+    monkeypatch.undo()
+    write(parse([*SMALL, "--out", str(out)]))
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(
