@@ -68,7 +68,7 @@ def test_a_row_measured_again_replaces_itself_and_leaves_the_others(tmp_path: Pa
 
 def test_the_report_shows_figures_targets_and_what_is_missed(tmp_path: Path) -> None:
     missed = Reading(ROWS["idle_first_token_p50_ms"], 12.123)
-    text = report.render(_stored(tmp_path / "l.json", _ratio("shared_c8", 0.934), missed))
+    text = report.table_of(_stored(tmp_path / "l.json", _ratio("shared_c8", 0.934), missed)).text()
     lines = text.splitlines()
     assert lines[-6:-5] == [f"| 2 | {ROWS['shared_c8'].title} | ≥ 0.90 | 0.934 | yes |"]
     assert lines[-2:] == [
@@ -95,6 +95,39 @@ def test_a_document_keeps_what_is_around_the_markers(tmp_path: Path) -> None:
     assert picture.tag.endswith("svg")
 
 
+def _written(tmp_path: Path, document: Path, machine: dict[str, object], *readings: Reading) -> str:
+    path = tmp_path / "latest.json"
+    path.unlink(missing_ok=True)
+    for reading in readings:
+        results.store(reading, measured_on=machine, path=path)
+    assert report.main(["--results", str(path), "--write", str(document)]) == 0
+    return document.read_text()
+
+
+def test_rows_that_were_not_measured_again_stay_as_they_are(tmp_path: Path) -> None:
+    document = tmp_path / "performance.md"
+    document.write_text(f"before\n{report.BEGIN}\n{report.END}\nafter\n")
+    many = Reading(ROWS["longest_gap_over_median"], 3.5, {"each": [1.25] * 40})
+    first = [Reading(ROWS["smollm2_c8"], math.nan), many, _ratio("shared_c8", 0.9), _ratio("shared_c16", 0.8)]
+    whole = _written(tmp_path, document, _MACHINE, *first)
+    picture = (tmp_path / "performance.svg").read_text()
+    assert _written(tmp_path, document, _MACHINE, first[2]) == whole
+    assert (tmp_path / "performance.svg").read_text() == picture
+    text = _written(tmp_path, document, {**_MACHINE, "commit": "def456"}, Reading(ROWS["smollm2_c8"], 1.25))
+    assert text == whole.replace("≥ 1.00 | - | **no** |", "≥ 1.00 | 1.250 | yes |").replace(
+        "abc123", "abc123, def456"
+    )
+
+
+def test_rows_of_another_machine_leave(tmp_path: Path) -> None:
+    document = tmp_path / "performance.md"
+    document.write_text(f"{report.BEGIN}\n{report.END}\n")
+    _written(tmp_path, document, _MACHINE, _ratio("shared_c8", 0.9))
+    text = _written(tmp_path, document, {**_MACHINE, "cores": 64}, _ratio("shared_c16", 0.8))
+    assert "`shared_c16`" in text
+    assert "`shared_c8`" not in text
+
+
 @pytest.mark.parametrize("document", ["no markers", f"{report.END} {report.BEGIN} {report.BEGIN}"])
 def test_a_document_without_its_markers_is_left_alone(
     document: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -118,7 +151,7 @@ def test_the_runs_name_the_server_they_were_held_against(tmp_path: Path) -> None
     raw = {"ours": [{"tokens_per_s": 60.0, "command": "python serve"}], "llama_server": [theirs]}
     rate = Reading(ROWS["smollm2_c8"], 1.2, raw)
     gap = Reading(ROWS["smollm2_itl_p99_c8"], 2.5, {**raw, "each": [2.5]})
-    text = report.render(_stored(tmp_path / "latest.json", rate, gap))
+    text = report.table_of(_stored(tmp_path / "latest.json", rate, gap)).text()
     assert "`: ours 60; llama.cpp's (llama-server built here) 50 tokens/s" in text
     assert "| ≤ 1.5 | 2.500 | **no** |" in text
     assert "`: 2.5 (llama-server built here)" in text
@@ -131,5 +164,5 @@ def test_no_line_of_a_report_is_longer_than_120_characters(tmp_path: Path, table
     path = tmp_path / "l.json"
     for reading in readings:
         results.store(reading, measured_on=_MACHINE, path=path, table=table)
-    lines = report.render(results.load(path)).splitlines()
+    lines = report.table_of(results.load(path)).text().splitlines()
     assert max(map(len, lines)) <= 120
