@@ -197,6 +197,10 @@ class KvWorker:
         command.traceparent = CALLER.traceparent
         self.transfers.take(command)
 
+    def drop(self, *, epoch: int = EPOCH) -> None:
+        """The request does not come."""
+        self.transfers.drop(worker_pb2.DropRequest(tenant=TENANT, request_id=REQUEST, epoch=epoch))
+
     async def until_told(self) -> scheduler_pb2.StateTaken:
         """What the scheduler is told of it."""
         await until(lambda: bool(self.told))

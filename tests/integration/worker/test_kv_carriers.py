@@ -279,6 +279,70 @@ async def test_a_request_that_runs_on_at_the_source_is_not_followed_for_long(
     await until_nothing_is_left(pair, kv_bus)
 
 
+@pytest.mark.parametrize("is_near", [False, True], ids=["much is missing", "nearly all is here"])
+async def test_a_state_that_nobody_wants_any_more_is_not_fetched(
+    pair: Pair, kv_bus: Bus, monkeypatch: pytest.MonkeyPatch, is_near: bool
+) -> None:
+    monkeypatch.setattr(taking, "_REST_S", 1000.0)
+    pair.source.engine.pieces = pieces_of(1000, 1000)
+    pair.source.engine.holds_back = 1
+    pair.taker.take(pair.source.source, limit_ms=600_000)
+    await until(lambda: len(pair.taker.engine.got) == 1)
+    if is_near:
+        piece = engine_pb2.EnginePiece(id=pair.source.engine.exported[0].id, is_caught_up=True)
+        pair.source.engine.report(pieces=[piece])
+        await pair.taker.until_told()
+    pair.taker.drop(epoch=EPOCH - 1)  # of an earlier move
+    assert KEY in pair.taker.transfers._takings
+    for _ in range(2):
+        pair.taker.drop()
+    await until(lambda: pair.source.engine.over == [pair.source.engine.exported[0].id])
+    await pair.taker.until_idle()
+    await until(lambda: pair.taker.engine.is_released)
+    await until_nothing_is_left(pair, kv_bus)
+    assert len(pair.taker.told) == is_near  # nobody asks any more
+
+
+async def test_a_state_that_is_wanted_again_is_fetched_again(pair: Pair) -> None:
+    pair.source.engine.pieces = sent = pieces_of(1000, 1000)
+    pair.source.engine.holds_back = 1
+    pair.taker.take(pair.source.source)
+    await until(lambda: len(pair.taker.engine.got) == 1)
+    pair.source.engine.holds_back = None
+    pair.taker.drop()
+    pair.taker.take(pair.source.source)
+    news = await pair.taker.until_told()
+    assert (news.tokens, news.error) == (sent[-1].n_past, "")
+    await pair.taker.until_idle()
+    assert len(pair.taker.told) == 1
+
+
+async def test_a_prefix_that_a_request_begins_with_is_fetched_on_when_an_earlier_move_ends(
+    pair: Pair,
+) -> None:
+    pair.source.engine.pieces = sent = pieces_of(1000, 1000)
+    pair.source.engine.holds_back = 1
+    item = batch_item(REQUEST, prompt=[5, 6, 7], epoch=EPOCH + 1)
+    item.request.tenant = TENANT
+    item.state_from.source.CopyFrom(pair.source.source)
+    pair.taker.transfers.taken_up(item)
+    await until(lambda: len(pair.taker.engine.got) == 1)
+    pair.taker.drop()
+    assert KEY in pair.taker.transfers._takings
+    rest = packet(pair, 256, 512)
+    last = engine_pb2.EnginePiece(
+        id=pair.source.engine.exported[0].id,
+        name=rest.name,
+        first=256,
+        n_past=512,
+        n_bytes=rest.n_bytes,
+        is_last=True,
+    )
+    pair.source.engine.report(pieces=[last])
+    await pair.taker.until_idle()
+    assert [piece.n_past for piece in pair.taker.engine.got] == [piece.n_past for piece in sent]
+
+
 async def test_a_source_ends_its_export_when_the_taker_is_gone(pair: Pair, kv_bus: Bus) -> None:
     pair.source.engine.pieces = pieces_of(1000, 1000)
     pair.source.engine.holds_back = 1

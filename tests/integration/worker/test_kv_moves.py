@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.worker import WorkerProcess, batch_item, read_to_end, token_ids
+from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
 from inferflux.common.bus import Bus, StreamLimits, TokenSubscription
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
@@ -64,6 +64,11 @@ def source_of(worker: WorkerProcess) -> scheduler_pb2.KvSource:
 
 def origin_of(worker: WorkerProcess) -> worker_pb2.StateOrigin:
     return worker_pb2.StateOrigin(source=source_of(worker), epoch=1)
+
+
+def transfers_of(worker: WorkerProcess) -> scheduler_pb2.KvTransfers:
+    assert worker.status is not None
+    return worker.status.kv_transfers
 
 
 def taken(worker: WorkerProcess) -> list[scheduler_pb2.StateTaken]:
@@ -125,3 +130,24 @@ async def test_a_request_whose_source_is_killed_is_computed(
         assert not (await new.submit(moved)).refused
         async with asyncio.timeout(20):
             assert tokens + token_ids(await read_to_end(again)) == expected
+
+
+async def test_a_move_that_is_given_up_leaves_nothing_behind(
+    tmp_path: Path, nats_url: str, kv_bus: Bus
+) -> None:
+    async with two_workers(tmp_path, nats_url, kv_bus, "tcp") as (old, new):
+        expected = await whole_answer(new)
+        tokens, stream = await begun(old, "stays-here")
+        await old.preempt("stays-here")  # its export ends no sooner than its fetch
+        take = worker_pb2.TakeState(tenant="t", request_id="stays-here", origin=origin_of(old))
+        await new.command(worker_pb2.WorkerCommand(take_state=take))
+        await new.until(lambda: bool(taken(new)))
+        assert not taken(new)[0].error
+        drop = worker_pb2.DropRequest(tenant="t", request_id="stays-here", epoch=1)
+        await new.command(worker_pb2.WorkerCommand(drop=drop))
+        async with asyncio.timeout(15):  # it is given up after 30 s anyhow
+            await new.until(lambda: not transfers_of(new).under_way and transfers_of(new).failed == 1)
+        assert not [*tmp_path.rglob("pieces/*")]
+        assert not (await old.resume(resume_item("stays-here"))).refused
+        assert tokens + token_ids(await read_to_end(stream)) == expected
+        stream.close()

@@ -151,6 +151,56 @@ def test_a_move_between_workers_of_which_one_dies_ends_and_the_request_goes_on(w
     finish(pair.world)
 
 
+def given_up(pair: Pair) -> list[tuple[str, str, int]]:
+    """Requests whose state a worker is told to fetch no more: the worker, the request and its epoch."""
+    pair.world.pass_time(0.1)
+    pair.world.settle()
+    sent = [(to, command.drop) for to, command in pair.world.commands if command.HasField("drop")]
+    return [(to, drop.request_id, drop.epoch) for to, drop in sent]
+
+
+def test_a_worker_is_told_to_fetch_no_more_of_a_request_that_does_not_come() -> None:
+    pair = Pair()
+    pair.move()
+    assert not given_up(pair)
+    pair.world.cancel(pair.key)
+    pair.world.settle()
+    assert given_up(pair) == [("w2", "r1", 1)]
+    late = Pair()
+    late.move()
+    late.world.pass_time(10.1)
+    assert given_up(late) == [("w2", "r1", 1)]
+    assert late.key in late.old.residents
+    late.move()
+    late.taken(late.key, tokens=5)  # nothing of the first try is in its way
+    assert late.key in late.new.residents
+    finish(late.world)
+
+
+def test_a_worker_that_is_gone_or_has_the_request_is_not_told_to_fetch_no_more() -> None:
+    gone = Pair()
+    gone.move()
+    gone.world.workers.pop("w2").die()
+    gone.world.settle()
+    assert not given_up(gone)
+    done = Pair()
+    done.move()
+    done.taken(done.key, tokens=5)
+    assert given_up(done) == [("w1", "r1", 1)]  # the old one has to send the rest
+    finish(done.world)
+
+
+def test_what_moves_again_to_the_same_worker_is_fetched_on() -> None:
+    pair = Pair()
+    pair.move()
+    pair.world.core._state.end_move(pair.world.core._state.jobs[pair.key], "over")
+    pair.move()
+    assert not given_up(pair)
+    pair.taken(pair.key, tokens=5)
+    assert pair.key in pair.new.residents
+    finish(pair.world)
+
+
 def test_a_request_that_ends_or_is_cancelled_meanwhile_does_not_move() -> None:
     pair = Pair()
     move = pair.move()

@@ -287,7 +287,9 @@ Global___BatchAccepted: _TypeAlias = BatchAccepted  # noqa: Y015
 
 @_typing.final
 class DropRequest(_message.Message):
-    """Cancels a request on this worker without a terminal chunk: the scheduler has requeued or finished it."""
+    """Cancels a request on this worker without a terminal chunk: the scheduler has requeued or finished it. State that is
+    fetched of it with TakeState is not wanted any more either: the request does not come.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -334,7 +334,7 @@ class SchedulerCore:
                 out += self._residency.decide(now)
         self._state.replan_models(self._planner.due_models(now))
         self.cancels.forget_early(now)
-        return out + list(self._state.moves.take_ended())
+        return out + self._moves.ended()
 
     def _may_settle(self, now: float) -> bool:
         has_waited = now - self._started_s >= self.limits.settle_s

@@ -134,6 +134,8 @@ class Intake:
         match command.WhichOneof("command"):
             case "drop":
                 self._model.drop(command.drop)
+                if self._transfers is not None:
+                    self._transfers.drop(command.drop)
             case "deschedule":
                 self._model.deschedule(command.deschedule)
             case "take_state" if self._transfers is not None:

@@ -21,8 +21,8 @@ from .packets import Failed, PacketOrder
 from .piece_files import PieceFolder
 from .transport import STALL_S, KvTransport
 
-# For the rest, once nearly all is here. A move that was given up is not told of: its request runs on at the
-# source, and more of it would come for as long as it does.
+# For the rest, once nearly all is here. A scheduler that is gone does not say that it is not wanted: its
+# request runs on at the source, and more of it would come for as long as it does.
 _REST_S = 30.0
 
 

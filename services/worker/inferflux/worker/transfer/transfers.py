@@ -221,6 +221,14 @@ class Transfers:
         wish = self._wish(command.tenant, command.request_id, origin, command.limit_ms)
         self._begin(Fetched(key, origin.source, wish, wish.limit_ms / 1000, command.traceparent))
 
+    def drop(self, command: worker_pb2.DropRequest) -> None:
+        """Fetch no more of a request that does not come, unless it is of a later epoch, or a prefix that a
+        request here begins with."""
+        key = self._engine.key_of(command.tenant, command.request_id)
+        under_way = self._takings.get(key)
+        if under_way is not None and 0 < under_way.taking.wanted.wish.epoch <= command.epoch:
+            self._supersede(key, under_way, "it is not wanted any more")
+
     def taken_up(self, item: worker_pb2.BatchItem) -> None:
         """A request becomes resident: what it begins with is fetched, unless that was done."""
         self._exports.request_came()
@@ -278,8 +286,7 @@ class Transfers:
                     news = _news_of(under_way.taking.wanted, under_way.taking.tokens)
                     self._background.start(self._tell(news))
                 return
-            under_way.taking.end(Failed("superseded", "its state is fetched from elsewhere"))
-            del self._takings[wanted.key]
+            self._supersede(wanted.key, under_way, "its state is fetched from elsewhere")
         if not is_told and self._was_taken(wanted.key, origin):
             return
         try:
@@ -291,6 +298,11 @@ class Transfers:
             return
         self._takings[wanted.key] = _UnderWay(taking, origin)
         self._background.start(self._run(taking, origin, is_told=is_told))
+
+    def _supersede(self, key: str, under_way: _UnderWay, why: str) -> None:
+        """End a taking; whoever wants the state now is not told of that."""
+        del self._takings[key]
+        under_way.taking.end(Failed("superseded", why))
 
     def _new(self, wanted: Fetched, *, is_told: bool) -> Taking:
         """Raises Failed where it cannot be fetched."""
@@ -325,15 +337,18 @@ class Transfers:
             self._remember(wanted.key, origin)
         except Failed as failure:
             self._note_failure(wanted, failure)
-            if is_told and not taking.is_told:
+            if is_told and not taking.is_told and self._is_under_way(taking):
                 await self._tell_failure(wanted, taking.tokens, failure)
         finally:
             self._status.bytes += taking.n_bytes
             if taking.n_bytes >= _RATED_BYTES and taking.busy_s > 0:
                 self._status.bytes_per_s = taking.n_bytes / taking.busy_s
-            under_way = self._takings.get(wanted.key)
-            if under_way is not None and under_way.taking is taking:
+            if self._is_under_way(taking):
                 del self._takings[wanted.key]
+
+    def _is_under_way(self, taking: Taking) -> bool:
+        under_way = self._takings.get(taking.wanted.key)
+        return under_way is not None and under_way.taking is taking
 
     def _note_failure(self, wanted: Fetched, failure: Failed) -> None:
         self._status.failed += 1

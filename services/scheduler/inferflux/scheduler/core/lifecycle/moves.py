@@ -17,7 +17,7 @@ from inferflux.common.contract.partitions import UNKNOWN_REQUEST
 from inferflux.scheduler.core.types.actions import Action
 from inferflux.scheduler.core.types.facets import RequeueReason
 from inferflux.scheduler.core.types.jobs import Job, JobState, RequestKey
-from inferflux.scheduler.core.types.moves import Move, Why
+from inferflux.scheduler.core.types.moves import DONE, Move, Why
 from inferflux.scheduler.core.workers.placement import Size, cells_wanted_on, fits
 from inferflux.scheduler.core.workers.slots import Start, WorkerSlots
 from inferflux.scheduler.core.workers.split import Decision, Side, decide
@@ -244,6 +244,21 @@ class Moves:
             if move is not None and not move.is_following and now >= move.until_s:
                 self._state.handle(job)
                 out += self._give_up(job, move, "late", now)
+        return out
+
+    def ended(self) -> list[Action]:
+        """Tell of the moves that have ended since this was asked last; of one that was given up, its target
+        fetches no more."""
+        out: list[Action] = []
+        for ended in self._state.moves.take_ended():
+            out.append(ended)
+            move = ended.move
+            job = self._state.jobs.get(ended.key)
+            # The same fetch serves one that has begun again.
+            is_again = job is not None and job.move is not None and job.move.to_id == move.to_id
+            is_alive = self._state.table.get(move.to_id, move.to_incarnation) is not None
+            if move.outcome != DONE and is_alive and not is_again:
+                out.append(self._state.drop(move.to_id, ended.key, move.epoch))
         return out
 
     def place(self, job: Job) -> WorkerSlots | None:
