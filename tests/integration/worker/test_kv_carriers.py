@@ -536,6 +536,18 @@ async def test_a_connection_that_is_cut_goes_on_after_what_is_there(
         await until_nothing_is_left(pair, kv_bus)
 
 
+async def test_a_last_piece_that_is_not_sent_is_removed(kv_bus: Bus, certificates: Certificates) -> None:
+    async with pair_of("tcp", kv_bus, certificates) as pair:
+        pair.source.engine.pieces = pieces_of(1000)
+        wish = worker_pb2.KvWish(ticket=pair.source.source.ticket, tenant=TENANT, request_id=REQUEST)
+        wish.epoch, wish.model_digest = EPOCH, pair.source.engine.digest
+        sending = pair.source.process.doors.begin(wish, "tcp")
+        assert (await sending.next()).packet.is_last
+        assert pair.source.engine.files
+        await sending.close()
+        assert not pair.source.engine.files
+
+
 async def test_a_byte_that_was_changed_on_the_way_is_noticed(kv_bus: Bus, certificates: Certificates) -> None:
     """By its checksum, before the engine has it."""
     async with pair_of("tcp", kv_bus, certificates) as pair:

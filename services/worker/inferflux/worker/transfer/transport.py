@@ -176,7 +176,6 @@ class Sending:
         packet = carried.packet
         if packet.name:
             self._unread.append(packet.name)
-        self._is_over = packet.is_last
         return carried
 
     def sent(self, packet: worker_pb2.KvPacket, *, is_read: bool) -> None:
@@ -185,6 +184,7 @@ class Sending:
         Args:
             is_read: its bytes are too, and its file is not needed any more.
         """
+        self._is_over = packet.is_last
         self._channel.release(packet.n_bytes)
         if packet.n_bytes:
             self._door.on_sent(self._carrier, packet.n_bytes)

@@ -44,8 +44,7 @@ async def read_message(reader: asyncio.StreamReader, kind: type[_M], most_bytes:
 async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
     """Raises Failed where the other end takes nothing."""
     data = message.SerializeToString()
-    writer.write(_LENGTH.pack(len(data)) + data)
-    await _drain(writer)
+    await _write(writer, _LENGTH.pack(len(data)) + data)
 
 
 async def send_piece(writer: asyncio.StreamWriter, folder: PieceFolder, packet: worker_pb2.KvPacket) -> None:
@@ -66,8 +65,7 @@ async def send_piece(writer: asyncio.StreamWriter, folder: PieceFolder, packet: 
     await write_message(writer, told)
     if name:
         for chunk in folder.chunks(name, packet.n_bytes):
-            writer.write(chunk)
-            await _drain(writer)
+            await _write(writer, chunk)
 
 
 async def receive(
@@ -119,7 +117,10 @@ async def _receive_piece(reader: asyncio.StreamReader, folder: PieceFolder, n_by
     return piece.name
 
 
-async def _drain(writer: asyncio.StreamWriter) -> None:
+async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if writer.is_closing():  # uvloop would raise a RuntimeError
+        raise Failed("lost", "the connection was cut")
+    writer.write(data)
     try:
         async with asyncio.timeout(STALL_S):
             await writer.drain()
