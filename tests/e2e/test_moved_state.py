@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
+from chaos import caller
+from chaos.workload import Order
 from harness.children import ENGINE, child_of
-from harness.client import MODEL, Answer, Client, countdown, prompt
+from harness.client import Answer, Client, countdown, prompt
 
 from inferflux.cli.stack import Stack, StackOptions
 from inferflux.v1 import admin_pb2, cluster_pb2, generation_pb2, inference_pb2
@@ -21,10 +22,11 @@ from inferflux.v1 import admin_pb2, cluster_pb2, generation_pb2, inference_pb2
 pytestmark = [pytest.mark.e2e]
 
 LIMIT_S = 90.0
-# No two tokens of its answer are nearly as likely as each other: any steps compute the same.
-SURE = np.random.default_rng(38).integers(300, 900, 700).tolist()
-SURE_TOKENS = 60
-_DRAWN = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 30}
+# A countdown after others: of none of its tokens is the model in doubt, so any steps compute the same.
+SURE = caller.asked(Order("", 28, 2, 0, 0, turns=6))
+SURE_TOKENS = 40
+# It draws other tokens than greedy answers have, and no error of a tenth in all logits changes it.
+_DRAWN = {"temperature": 2.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "seed": 158}
 _PENALTIES = {"repeat_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
 WAYS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": _DRAWN | _PENALTIES}
 
@@ -45,21 +47,22 @@ def options(directory: Path, *, roles: Sequence[str] = (), **variables: str) -> 
     )
 
 
-def requests(tokens: int = SURE_TOKENS) -> list[inference_pb2.GenerateRequest]:
+def requests(tokens: int = SURE_TOKENS) -> list[inference_pb2.ChatRequest]:
     """One of each way."""
-    return [
-        inference_pb2.GenerateRequest(
-            model=MODEL,
-            token_ids=inference_pb2.TokenIds(ids=SURE),
-            params=generation_pb2.GenerationParams(
+    found = []
+    for way in WAYS.values():
+        request = inference_pb2.ChatRequest()
+        request.CopyFrom(SURE)
+        request.params.MergeFrom(
+            generation_pb2.GenerationParams(
                 max_tokens=tokens, ignore_eos=True, sampling=generation_pb2.SamplingParams(**way)
-            ),
+            )
         )
-        for way in WAYS.values()
-    ]
+        found.append(request)
+    return found
 
 
-async def alone(directory: Path, asked: Sequence[inference_pb2.GenerateRequest]) -> list[list[int]]:
+async def alone(directory: Path, asked: Sequence[inference_pb2.ChatRequest]) -> list[list[int]]:
     """The tokens of each, by a worker that does all, one after the other."""
     async with Stack(options(directory)) as stack:
         client = Client(stack.endpoint, stack.api_key)
