@@ -119,19 +119,29 @@ async def test_a_prompt_is_computed_by_one_worker_and_answered_by_the_other(tmp_
 
 @pytest.mark.parametrize("carrier", ["shm", "tcp", "nats"])
 async def test_a_stream_that_is_moved_goes_on_with_the_same_tokens(tmp_path: Path, carrier: str) -> None:
-    asked = countdown(99)
+    asked = countdown(30)
     async with Stack(options(tmp_path, KV_TRANSPORT=carrier)) as stack:
         client = Client(stack.endpoint, stack.api_key)
         expected = await client.ask(asked)
         await clear_cache(client)
         answer = Answer()
-        task = asyncio.create_task(client.ask(asked, request_id="moves", answer=answer))
+        # Beside them it takes seconds: alone it may be over before it has moved.
+        beside = [Answer() for _ in range(6)]
+        others = [
+            asyncio.create_task(client.ask(prompt(f"Story {i}", max_tokens=3000), answer=each))
+            for i, each in enumerate(beside)
+        ]
         async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*(each.first_token.wait() for each in beside))
+            task = asyncio.create_task(client.ask(asked, request_id="moves", answer=answer))
             await answer.first_token.wait()
             first = answer.worker_ids[-1]
             other = "worker-1" if first == "worker-0" else "worker-0"
             await move(client, "moves", other)
             await task
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         assert answer.token_ids == expected.token_ids
         assert answer.worker_ids == [first, other]
         await client.close()
