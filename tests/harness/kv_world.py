@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.traces import Caller
 from prometheus_client import CollectorRegistry
@@ -61,6 +62,7 @@ class PieceEngine:
         got: pieces that were imported; `imports` all commands.
         may_read: set while it reads what it is given.
         holds_back: exports send the pieces before this one, and no more; None: all of them.
+        cached: it says that it has these first tokens of what is to come.
         most_unread: bytes that lay unread at once, of this engine's exports.
     """
 
@@ -77,6 +79,7 @@ class PieceEngine:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self.holds_back: int | None = None
+        self.cached = 0
         self.most_unread = 0
         self.transfers: Transfers | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -156,6 +159,8 @@ class PieceEngine:
     async def _read(self) -> None:
         while True:
             command = await self._given.get()
+            if command.token_ids:
+                self.report(imported=[engine_pb2.EngineImported(id=command.id, tokens=self.cached)])
             if not command.path:
                 continue
             await self.may_read.wait()
@@ -190,11 +195,14 @@ class KvWorker:
         assert found is not None
         return found
 
-    def take(self, source: scheduler_pb2.KvSource, *, epoch: int = EPOCH, limit_ms: int = 20_000) -> None:
+    def take(
+        self, source: scheduler_pb2.KvSource, *, epoch: int = EPOCH, limit_ms: int = 20_000, **fields: Any
+    ) -> None:
         """Fetch the state of the request from another worker."""
         origin = worker_pb2.StateOrigin(source=source, epoch=epoch)
         command = worker_pb2.TakeState(tenant=TENANT, request_id=REQUEST, origin=origin, limit_ms=limit_ms)
         command.traceparent = CALLER.traceparent
+        command.MergeFrom(worker_pb2.TakeState(**fields))
         self.transfers.take(command)
 
     def drop(self, *, epoch: int = EPOCH) -> None:

@@ -474,6 +474,20 @@ async def test_a_piece_that_is_damaged_at_the_source_is_not_taken(pair: Pair, kv
     await until_nothing_is_left(pair, kv_bus)
 
 
+async def test_what_is_here_already_is_not_sent(pair: Pair, kv_bus: Bus) -> None:
+    pair.source.engine.pieces = sent = pieces_of(1000, 1000, 1000)
+    pair.taker.engine.cached = 256
+    pair.taker.take(pair.source.source, token_ids=b"\5\0\0\0", cache_scope="tenant/acme")
+    news = await pair.taker.until_told()
+    assert (news.tokens, news.error) == (768, "")
+    await pair.taker.until_idle()
+    asked = pair.taker.engine.imports[0]
+    assert (asked.token_ids, asked.cache_scope) == (b"\5\0\0\0", "tenant/acme")
+    assert pair.source.engine.exported[0].known_tokens == 256
+    assert pair.taker.engine.got == sent[1:]
+    await until_nothing_is_left(pair, kv_bus)
+
+
 async def test_a_prefix_is_wished_for_by_its_tokens_and_its_scope(pair: Pair) -> None:
     pair.source.engine.pieces = sent = pieces_of(1000, 1000)
     item = batch_item("p1", prompt=[5, 6, 7])
@@ -482,6 +496,7 @@ async def test_a_prefix_is_wished_for_by_its_tokens_and_its_scope(pair: Pair) ->
     await pair.taker.until_idle()
     export = pair.source.engine.exported[0]
     assert (export.key, export.token_ids) == ("", b"\5\0\0\0\6\0\0\0\7\0\0\0")
+    assert pair.taker.engine.imports[0].token_ids == export.token_ids
     assert export.cache_scope == f"tenant/{item.request.tenant}"
     assert pair.taker.engine.got == sent
     assert pair.taker.told == []  # the scheduler waits for none

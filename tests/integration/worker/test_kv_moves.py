@@ -12,6 +12,8 @@ import pytest
 from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, token_ids
 
 from inferflux.common.bus import Bus, StreamLimits, TokenSubscription
+from inferflux.common.contract import subjects
+from inferflux.common.contract.callers.cache_scope import cache_scope_of, prefix_tokens
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 # No two tokens of its answer are nearly as likely as each other: any steps compute the same.
@@ -151,3 +153,51 @@ async def test_a_move_that_is_given_up_leaves_nothing_behind(
         assert not (await old.resume(resume_item("stays-here"))).refused
         assert tokens + token_ids(await read_to_end(stream)) == expected
         stream.close()
+
+
+async def moved(old: WorkerProcess, new: WorkerProcess, request_id: str, cached: bytes) -> list[int]:
+    """The answer of a request that moves.
+
+    Args:
+        cached: tokens that the new worker may have already.
+    """
+    tokens, stream = await begun(old, request_id)
+    stream.close()
+    await old.preempt(request_id)
+    done, origin = transfers_of(new).done, origin_of(old)
+    take = worker_pb2.TakeState(tenant="t", request_id=request_id, origin=origin, token_ids=cached)
+    take.cache_scope = cache_scope_of(item(request_id).request)
+    await new.command(worker_pb2.WorkerCommand(take_state=take))
+    await new.until(lambda: any(each.request_id == request_id for each in taken(new)))
+    drop = worker_pb2.DropRequest(tenant="t", request_id=request_id, epoch=1, leaves_state=True)
+    await old.command(worker_pb2.WorkerCommand(drop=drop))
+    going_on = item(request_id, epoch=2, generated=tokens)
+    going_on.state_from.CopyFrom(origin)
+    stream = await new.read(request_id)
+    assert not (await new.submit(going_on)).refused
+    answer = token_ids(await read_to_end(stream))
+    stream.close()
+    await new.until(lambda: transfers_of(new).done == done + 1)
+    return tokens + answer
+
+
+async def test_the_part_of_a_prompt_that_is_cached_is_not_sent(
+    tmp_path: Path, nats_url: str, kv_bus: Bus
+) -> None:
+    async with two_workers(tmp_path, nats_url, kv_bus, "tcp") as (old, new):
+        expected = await whole_answer(old)
+        sent: list[int] = []
+        for number, cached in enumerate((b"", prefix_tokens(item("").request))):
+            clear = worker_pb2.WorkerCommand(clear_cache=scheduler_pb2.ClearCache(prefixes=True, tiers=True))
+            where = subjects.worker_command(new.worker_id)
+            await kv_bus.request(where, clear.SerializeToString(), timeout_s=30)
+            half = batch_item(f"half-{number}", prompt=PROMPT[: len(PROMPT) // 2], max_tokens=1)
+            stream = await new.read(f"half-{number}")
+            assert not (await new.submit(half)).refused
+            await read_to_end(stream)
+            stream.close()
+            before = transfers_of(new).bytes
+            assert await moved(old, new, f"moves-{number}", cached) == expected
+            sent.append(transfers_of(new).bytes - before)
+        print("bytes without and with what is known:", *sent)
+        assert sent[1] < 0.6 * sent[0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from harness.scheduler_requests import PREEMPTING, epochs, finish, make_world, state_of, submit
 from harness.scheduler_world import make_request
 
+from inferflux.common.contract.callers.cache_scope import cache_scope_of
 from inferflux.common.contract.errors import FailedPrecondition, InferFluxError, InvalidArgument, NotFound
 from inferflux.scheduler.core.types.actions import CountRetry, Follows, MoveEnded
 from inferflux.scheduler.core.types.jobs import JobState, RequestKey
@@ -71,6 +73,16 @@ def test_a_request_runs_on_while_its_state_is_fetched_and_then_goes_on_elsewhere
     assert describe(pair.world.core, pair.world.now).moving == 0
     finish(pair.world)
     assert epochs(pair.world, pair.key) == {1, 2}
+
+
+def test_a_worker_is_told_which_tokens_it_should_have_cached() -> None:
+    pair = Pair()
+    job = pair.world.core._state.jobs[pair.key]
+    job.cached_on = {"w1": 4, "w2": 3}
+    pair.move()
+    asked = pair.new.taking[pair.key]
+    assert asked.token_ids == np.array(job.request.prompt_token_ids[:3], "<i4").tobytes()
+    assert asked.cache_scope == cache_scope_of(job.request)
 
 
 def test_only_what_has_left_its_worker_is_looked_for_with_each_plan() -> None:

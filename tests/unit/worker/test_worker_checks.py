@@ -9,7 +9,7 @@ from harness.worker import batch_item
 
 from inferflux.common.contract.epochs import MAX_EPOCH
 from inferflux.common.contract.errors import InvalidArgument
-from inferflux.v1 import worker_pb2
+from inferflux.v1 import scheduler_pb2, worker_pb2
 from inferflux.worker.host import checks
 from inferflux.worker.model.residents import Limits, Refused, check_request
 
@@ -36,6 +36,25 @@ def test_an_item_as_a_scheduler_sends_it_passes() -> None:
 def test_an_item_that_cannot_be_is_refused(field: str, change: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument) as refused:
         checks.check_item(batch_item(**({"request_id": "r"} | change)))
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("take_state.token_ids", {"token_ids": b"\0\0\0\0\0"}),
+        ("take_state.cache_scope", {"cache_scope": "s" * 1000}),
+        ("take_state.origin.epoch", {"origin": worker_pb2.StateOrigin()}),
+        ("take_state.tenant", {"tenant": "a.b"}),
+    ],
+)
+def test_state_that_cannot_be_fetched_is_refused(field: str, change: dict[str, Any]) -> None:
+    source = scheduler_pb2.KvSource(worker_id="w", incarnation="i")
+    origin = worker_pb2.StateOrigin(source=source, epoch=1)
+    fields: dict[str, Any] = {"tenant": "t", "request_id": "r", "origin": origin, "token_ids": b"\0\0\0\0"}
+    checks.check_command(worker_pb2.WorkerCommand(take_state=worker_pb2.TakeState(**fields)))
+    with pytest.raises(InvalidArgument) as refused:
+        checks.check_command(worker_pb2.WorkerCommand(take_state=worker_pb2.TakeState(**(fields | change))))
     assert refused.value.field == field
 
 

@@ -19,11 +19,12 @@ from harness.worker_world import WorkerWorld, next_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferflux.common.contract.callers.cache_scope import cache_scope_of
+from inferflux.common.contract.callers.cache_scope import cache_scope_of, prefix_tokens
 from inferflux.v1 import engine_pb2, worker_pb2
 from inferflux.worker.engine.kv.prefix_sharing import FULL, PrefixSharing, Sharing
-from inferflux.worker.engine.memory import export, exports
+from inferflux.worker.engine.memory import export, exports, imports
 from inferflux.worker.engine.memory.export import Export, n_due
+from inferflux.worker.engine.plan.facets import Arrival
 from inferflux.worker.engine.tiers.disk import Disk
 
 PROMPT = [(7 * i) % 40 for i in range(60)]
@@ -72,9 +73,16 @@ class Side(WorkerWorld):
         command = engine_pb2.EngineExport(id=number, **fields)
         self.engine.obey(engine_pb2.EngineCommand(export_state=command))
 
-    def take(self, path: Path | str, number: int = 1, key: str = "t.a", *, is_over: bool = False) -> None:
-        command = engine_pb2.EngineImport(id=number, key=key, path=str(path), is_over=is_over)
+    def take(self, path: Path | str, number: int = 1, key: str = "t.a", **fields: Any) -> None:
+        command = engine_pb2.EngineImport(id=number, key=key, path=str(path), **fields)
         self.engine.obey(engine_pb2.EngineCommand(import_state=command))
+
+    def ask(self, number: int = 1, prompt: list[int] = PROMPT) -> int:
+        """How many tokens of a state that is to come are there already."""
+        request = item(prompt=prompt).request
+        self.take("", number, token_ids=prefix_tokens(request), cache_scope=cache_scope_of(request))
+        self.until(lambda: any(each.id == number for each in self.imported))
+        return next(each.tokens for each in self.imported if each.id == number)
 
     def leave(self) -> None:
         self.engine.cancel("t.a", is_silent=True, leaves_state=True)
@@ -428,6 +436,51 @@ def test_the_numbers_of_exports_and_imports_are_bounded(sides: tuple[Side, Side]
         source.export(number, is_over=True)
 
 
+@pytest.mark.parametrize("is_evicted", [False, True])
+def test_what_is_cached_already_does_not_come_again(sides: tuple[Side, Side], is_evicted: bool) -> None:
+    source, target = sides
+    target.submit(item("other", PROMPT[:40]))
+    target.until(lambda: not target.table.has_running)
+    known = target.ask()
+    assert known == 40
+    target.engine._memory.prefixes.make_room(ids=4)  # they are awaited
+    assert target.engine._memory.prefixes.known(cache_scope_of(item().request), np.array(PROMPT)) == 40
+    begun(source)
+    source.export(key="t.a", known_tokens=known)
+    source.leave()
+    source.until(lambda: bool(source.pieces) and source.pieces[-1].is_last)
+    assert source.pieces[0].first == known
+    if is_evicted:
+        target.engine._memory.prefixes.clear()
+    carried(source, target)
+    target.prefilled = 0
+    target.submit(going_on(source.emitted()))
+    target.until(lambda: not target.table.has_running)
+    assert source.emitted() + target.emitted() == answer_to(PROMPT)
+    assert (target.prefilled == 1) is not is_evicted
+    if is_evicted:
+        assert "it begins at 40, and 0 tokens are here" in target.imported[-1].error
+    for side in sides:
+        side.leaks_nothing()
+
+
+def test_little_that_is_cached_or_cannot_be_gone_on_with_is_not_counted(root: Path) -> None:
+    for side, n_cached in (Side(root), 10), (Side(root, sharing=CHECKPOINTS), 40):
+        side.submit(item("other", [*PROMPT[:n_cached], 1]))
+        side.until(lambda side=side: not side.table.has_running)  # type: ignore[misc]
+        assert side.ask() == 0
+        side.take("", is_over=True)
+        side.engine.close()
+
+
+def test_a_request_that_goes_on_without_its_state_says_so_to_who_asks(sides: tuple[Side, Side]) -> None:
+    _, target = sides
+    target.engine._pieces._imports._imports["t.a"] = over = imports._Import(None, "t.a", Arrival(0.0))
+    over.arrival.is_over = True
+    assert target.ask() == 0
+    assert target.imported[-1].error == "its request goes on without it"
+
+
 def test_what_comes_for_a_request_is_evicted_after_what_no_request_waits_for(
     sides: tuple[Side, Side],
 ) -> None:
@@ -504,6 +557,11 @@ class Shuffle:
     def export(self) -> None:
         self._number += 1
         self.source.export(self._number, key="t.a")
+
+    def ask(self) -> None:
+        self._number += 1
+        known = self.target.ask(self._number, self._prompt)
+        self.source.export(self._number, key="t.a", known_tokens=known)
 
     def end_export(self) -> None:
         self.source.export(self._number, is_over=True)

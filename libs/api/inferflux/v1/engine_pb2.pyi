@@ -1094,7 +1094,8 @@ Global___EnginePiece: _TypeAlias = EnginePiece  # noqa: Y015
 @_typing.final
 class EngineImport(_message.Message):
     """Has state come in pieces into the KV cache, as a prefix that any request of its scope can begin with. The engine
-    removes each file. A request with the key waits until the import is over.
+    removes each file. A request with the key waits until the import is over. The first command of an import may name
+    tokens: an EngineImported says how many of them are there already.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1103,12 +1104,17 @@ class EngineImport(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     IS_OVER_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     key: _builtins.str
     path: _builtins.str
     """The file of a piece; empty: none."""
     is_over: _builtins.bool
     """No more comes."""
+    token_ids: _builtins.bytes
+    """As in CachedPrefix."""
+    cache_scope: _builtins.str
     def __init__(
         self,
         *,
@@ -1116,10 +1122,12 @@ class EngineImport(_message.Message):
         key: _builtins.str = ...,
         path: _builtins.str = ...,
         is_over: _builtins.bool = ...,
+        token_ids: _builtins.bytes = ...,
+        cache_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "is_over", b"is_over", "key", b"key", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "id", b"id", "is_over", b"is_over", "key", b"key", "path", b"path", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -329,12 +329,19 @@ class TakeState(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     LIMIT_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHE_SCOPE_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     request_id: _builtins.str
     limit_ms: _builtins.int
     """It is given up after this many milliseconds."""
     traceparent: _builtins.str
     """W3C trace context of the request; empty: none."""
+    token_ids: _builtins.bytes
+    """Its first tokens, of those that the worker should have cached already, and their scope; as in CachedPrefix. The state
+    of those that it has is not sent.
+    """
+    cache_scope: _builtins.str
     @_builtins.property
     def origin(self) -> Global___StateOrigin: ...
     def __init__(
@@ -345,10 +352,12 @@ class TakeState(_message.Message):
         origin: Global___StateOrigin | None = ...,
         limit_ms: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        token_ids: _builtins.bytes = ...,
+        cache_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit_ms", b"limit_ms", "origin", b"origin", "request_id", b"request_id", "tenant", b"tenant", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "limit_ms", b"limit_ms", "origin", b"origin", "request_id", b"request_id", "tenant", b"tenant", "token_ids", b"token_ids", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -493,7 +502,7 @@ class KvWish(_message.Message):
     """Of a prefix: its tokens as in CachedPrefix, and the scope of requests that may use it."""
     cache_scope: _builtins.str
     known_tokens: _builtins.int
-    """The first tokens whose state is there already: a transfer that was cut off goes on after them."""
+    """The first tokens whose state is there already: they were cached, or the transfer was cut off and goes on."""
     exchange: _builtins.str
     """As in KvSource, of the worker that asks."""
     limit_ms: _builtins.int

@@ -15,7 +15,7 @@ from inferflux.common.contract.messages.heartbeats import check_identity
 from inferflux.common.contract.models.admin_limits import MAX_SCOPE_BYTES
 from inferflux.common.contract.requests.adapters import check_chosen
 from inferflux.v1 import scheduler_pb2, worker_pb2
-from inferflux.worker.transfer.packets import check_origin
+from inferflux.worker.transfer.packets import check_origin, check_prefix
 
 MAX_ITEMS = 4096
 _MAX_ID_BYTES = 128
@@ -64,6 +64,7 @@ def _check_take(take: worker_pb2.TakeState) -> None:
     check_identity(take.tenant, take.request_id, take.origin.epoch, "take_state")
     checks.check_range(take.origin.epoch, 1, MAX_EPOCH, "take_state.origin.epoch")
     check_origin(take.origin, "take_state.origin")
+    check_prefix(take.token_ids, take.cache_scope, "take_state.")
 
 
 def _check_clear(clear: scheduler_pb2.ClearCache) -> None:

@@ -61,13 +61,23 @@ def check_wish(wish: worker_pb2.KvWish) -> None:
     checks.check_token(wish.tenant, "tenant")
     checks.check_token(wish.request_id, "request_id")
     checks.check_range(wish.epoch, 0, MAX_EPOCH, "epoch")
-    checks.check_text(wish.cache_scope, MAX_SCOPE_BYTES, "cache_scope")
+    check_prefix(wish.token_ids, wish.cache_scope, "")
     checks.check_range(wish.known_tokens, 0, checks.MAX_TOKENS, "known_tokens")
     checks.check_range(wish.limit_ms, 0, MOST_LIMIT_MS, "limit_ms")
-    if len(wish.token_ids) % _TOKEN_BYTES:
-        raise InvalidArgument("token_ids are not whole numbers of four bytes", field="token_ids")
     if not (wish.epoch or wish.token_ids):
         raise InvalidArgument("a prefix is wanted, and there are no tokens", field="token_ids")
+
+
+def check_prefix(token_ids: bytes, cache_scope: str, within: str) -> None:
+    """Raises InvalidArgument where these are no tokens or no scope of a prefix.
+
+    Args:
+        within: what the fields are of, with a dot at its end; empty: of the message itself.
+    """
+    checks.check_text(cache_scope, MAX_SCOPE_BYTES, f"{within}cache_scope")
+    if len(token_ids) % _TOKEN_BYTES:
+        field = f"{within}token_ids"
+        raise InvalidArgument(f"{field} are not whole numbers of four bytes", field=field)
 
 
 def is_name(name: str) -> bool:

@@ -34,6 +34,7 @@ class Fetched:
         key: of the request here.
         limit_s: within which nearly all of it has to be here.
         traceparent: of the request; empty: none.
+        tokens, scope: its first tokens, as CachedPrefix has them: those that are cached here are not sent.
     """
 
     key: str
@@ -41,6 +42,8 @@ class Fetched:
     wish: worker_pb2.KvWish
     limit_s: float
     traceparent: str = ""
+    tokens: bytes = b""
+    scope: str = ""
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class Taking:
     ) -> None:
         self.number = number
         self.wanted = wanted
-        self.tokens = wanted.wish.known_tokens
+        self.tokens = 0
         self.n_bytes = 0
         self.busy_s = 0.0
         self.carrier = carrier
@@ -100,6 +103,8 @@ class Taking:
         self._has_all = False
         self._failure: Failed | None = None
         self._news = asyncio.Event()
+        # The engine has said what is here already.
+        self._is_known = asyncio.Event()
         self._import_span: Span | None = None
 
     async def run(self) -> None:
@@ -116,7 +121,7 @@ class Taking:
         }
         span = self._spans.begin(names.KV_TRANSFER, self.wanted.traceparent, attributes)
         # A request with the key waits from now on.
-        self._tell_engine()
+        self._tell_engine(tokens=self.wanted.tokens)
         tasks = [asyncio.create_task(self._fetch()), asyncio.create_task(self._pass_on())]
         try:
             await self._until_here(self.wanted.limit_s)
@@ -142,6 +147,7 @@ class Taking:
         """The engine has taken pieces, or takes no more."""
         now_s = self._progress_s = time.monotonic()
         self.tokens = max(self.tokens, news.tokens)
+        self._is_known.set()
         while self._given and self._given[0].n_past <= self.tokens:
             piece = self._given.popleft()
             self.n_bytes += piece.n_bytes
@@ -167,6 +173,9 @@ class Taking:
         """Fill the channel; once more, for what has not come, if the connection is cut."""
         wish = worker_pb2.KvWish()
         wish.CopyFrom(self.wanted.wish)
+        if self.wanted.tokens:
+            await self._is_known.wait()
+            wish.known_tokens = self._order.n_past = self.tokens
         try:
             try:
                 await self.carrier.fetch(self.wanted.source, wish, self._channel, self._folder)
@@ -256,6 +265,8 @@ class Taking:
     def _fail(self, failure: Failed) -> None:
         self._failure = self._failure or failure
 
-    def _tell_engine(self, *, path: str = "", is_over: bool = False) -> None:
+    def _tell_engine(self, *, path: str = "", is_over: bool = False, tokens: bytes = b"") -> None:
         command = engine_pb2.EngineImport(id=self.number, key=self.wanted.key, path=path, is_over=is_over)
+        if tokens:
+            command.token_ids, command.cache_scope = tokens, self.wanted.scope
         self._engine.send(engine_pb2.EngineCommand(import_state=command))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inferflux.common.bus import Bus
-from inferflux.common.contract.callers.cache_scope import cache_scope_of
+from inferflux.common.contract.callers.cache_scope import cache_scope_of, prefix_tokens
 from inferflux.common.process import logs
 from inferflux.common.process.tasks import Background
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
@@ -219,7 +218,17 @@ class Transfers:
         origin = command.origin
         key = self._engine.key_of(command.tenant, command.request_id)
         wish = self._wish(command.tenant, command.request_id, origin, command.limit_ms)
-        self._begin(Fetched(key, origin.source, wish, wish.limit_ms / 1000, command.traceparent))
+        self._begin(
+            Fetched(
+                key,
+                origin.source,
+                wish,
+                wish.limit_ms / 1000,
+                command.traceparent,
+                command.token_ids,
+                command.cache_scope,
+            )
+        )
 
     def drop(self, command: worker_pb2.DropRequest) -> None:
         """Fetch no more of a request that does not come, unless it is of a later epoch, or a prefix that a
@@ -237,11 +246,12 @@ class Transfers:
         request, origin = item.request, item.state_from
         key = self._engine.key_of(request.tenant, request.request_id)
         wish = self._wish(request.tenant, request.request_id, origin, _LIMIT_MS)
-        if not origin.epoch and not request.images:
-            wish.token_ids = tokens_of(request)
-            wish.cache_scope = cache_scope_of(request)
-        if origin.epoch or wish.token_ids:
-            wanted = Fetched(key, origin.source, wish, _LIMIT_MS / 1000, request.traceparent)
+        tokens, scope = b"" if request.images else prefix_tokens(request), cache_scope_of(request)
+        if not origin.epoch:
+            wish.token_ids, wish.cache_scope = tokens, scope
+        if origin.epoch or tokens:
+            limit_s = _LIMIT_MS / 1000
+            wanted = Fetched(key, origin.source, wish, limit_s, request.traceparent, tokens, scope)
             self._begin(wanted, is_told=False)
         if key not in self._takings:  # else it waits for what does not come
             self._release(key)
@@ -374,12 +384,6 @@ class Transfers:
     def _was_taken(self, key: str, origin: _Origin) -> bool:
         before, at_s = self._taken.get(key, (None, 0.0))
         return before == origin and time.monotonic() - at_s < _REMEMBERED_S
-
-
-def tokens_of(request: scheduler_pb2.InferenceRequest) -> bytes:
-    """The tokens that a request begins with, as CachedPrefix has them."""
-    ids = [*request.prompt_token_ids, *request.generated_token_ids]
-    return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def _news_of(wanted: Fetched, tokens: int) -> scheduler_pb2.StateTaken:

@@ -7,6 +7,8 @@ disk, the fleet's prefix index, the answer cache.
 
 from __future__ import annotations
 
+import struct
+
 from inferflux.common.contract import checks
 from inferflux.v1 import scheduler_pb2
 
@@ -21,6 +23,12 @@ def cache_scope_of(request: scheduler_pb2.InferenceRequest) -> str:
     """
     scope = f"scope/{request.cache_scope}" if request.cache_scope else scope_of_tenant(request.tenant)
     return f"{scope}{_ADAPTER}{request.adapter_digest}" if request.adapter_digest else scope
+
+
+def prefix_tokens(request: scheduler_pb2.InferenceRequest, most: int | None = None) -> bytes:
+    """The tokens that a request begins with, as CachedPrefix has them; no more than `most`."""
+    ids = [*request.prompt_token_ids, *request.generated_token_ids][:most]
+    return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def scope_of_tenant(tenant: str) -> str:

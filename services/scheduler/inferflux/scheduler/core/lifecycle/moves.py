@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from inferflux.common.contract.callers.cache_scope import cache_scope_of, prefix_tokens
 from inferflux.common.contract.errors import FailedPrecondition, InvalidArgument, NotFound
 from inferflux.common.contract.partitions import UNKNOWN_REQUEST
 from inferflux.scheduler.core.types.actions import Action
@@ -70,6 +71,9 @@ class Moves:
         take.origin.epoch = job.epoch
         take.limit_ms = round(limit_s * 1000)
         take.traceparent = job.request.traceparent
+        if cached := job.cached_on.get(to.worker_id, 0):
+            take.token_ids = prefix_tokens(job.request, cached)
+            take.cache_scope = cache_scope_of(job.request)
         return [self._state.command(to.worker_id, command)]
 
     def begin_named(
@@ -176,8 +180,9 @@ class Moves:
         if prefill is None or not can_take(decode, prefill, job.model):
             return None, Decision.NO_PREFILL
         side = self._side(job, prefill)
-        # What the prefill worker has cached is sent too.
-        decision = decide(side, self._side(job, decode), transfer_s(job.prompt_tokens, decode, prefill))
+        there = self._side(job, decode)
+        # What the prefill worker has cached is sent too; what is there already is not.
+        decision = decide(side, there, transfer_s(there.tokens, decode, prefill))
         return (prefill if decision is Decision.SPLIT else None), decision
 
     def _side(self, job: Job, worker: WorkerSlots) -> Side:

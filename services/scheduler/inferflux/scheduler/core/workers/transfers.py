@@ -71,7 +71,6 @@ def prefix_giver(job: Job, taker: WorkerSlots, workers: Mapping[str, WorkerSlots
         giver, more = workers.get(worker_id), cached - own
         if giver is None or more < LEAST_PREFIX or not can_take(taker, giver, job.model):
             continue
-        # All of it is sent, what the taker has as well.
-        if (less_s := more / rate - transfer_s(cached, taker, giver)) > saved_s:
+        if (less_s := more / rate - transfer_s(more, taker, giver)) > saved_s:
             best, saved_s = giver, less_s
     return best

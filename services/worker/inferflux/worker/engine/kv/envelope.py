@@ -151,6 +151,11 @@ class Envelope:
         _write_header(self.buffer, self.header, payload_crc)
 
 
+def tokens_from(data: bytes) -> TokenArray:
+    """Tokens as CachedPrefix has them."""
+    return np.frombuffer(data[: len(data) // 4 * 4], "<i4").astype(np.int32)
+
+
 def _fresh(n_bytes: int) -> StateBytes:
     return np.empty(n_bytes, np.uint8)
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
-import numpy as np
-
 from inferflux.v1 import engine_pb2
-from inferflux.worker.engine.kv.envelope import Envelope, StateBytes, TokenArray
+from inferflux.worker.engine.kv.envelope import Envelope, StateBytes, TokenArray, tokens_from
 from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.tiers.index import BLOCK
 from inferflux.worker.engine.tiers.pieces import PieceFiles
@@ -107,7 +105,7 @@ class Exports:
                 self._forget(export)
             return
         now_s = self._clock_s()
-        tokens = np.frombuffer(command.token_ids[: len(command.token_ids) // 4 * 4], "<i4").astype(np.int32)
+        tokens = tokens_from(command.token_ids)
         key, known = command.key, command.known_tokens
         export = Export(command.id, key, command.cache_scope, tokens, known, now_s, now_s)
         export.sequence = self._residents.get(key) if key else None

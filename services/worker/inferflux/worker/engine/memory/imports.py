@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from inferflux.v1 import engine_pb2
-from inferflux.worker.engine.kv.envelope import Envelope, Refused
+from inferflux.worker.engine.kv.envelope import Envelope, Refused, TokenArray, tokens_from
 from inferflux.worker.engine.plan.facets import Arrival
 from inferflux.worker.engine.plan.sequence import NO_SEQ_ID, Sequence
 from inferflux.worker.engine.tiers.pieces import PieceFiles
@@ -98,7 +98,11 @@ class Imports:
         if found is None or found.arrival.is_over or is_outdated:
             if command.path:
                 self._files.taken(command.path)
+            if found is not None and command.token_ids and not is_outdated:
+                self._tell(found, "its request goes on without it")
             return
+        if command.token_ids:
+            self._tell_known(found, command.cache_scope, tokens_from(command.token_ids))
         if command.path:
             found.arrival.progress_s = self._clock_s()
             found.reads.append((command.path, self._files.read(command.path)))
@@ -180,6 +184,14 @@ class Imports:
     def _forget(self, each: _Import) -> None:
         del self._imports[each.key]
         self._prefixes.await_no_more(each.seq_id)
+
+    def _tell_known(self, each: _Import, scope: str, tokens: TokenArray) -> None:
+        """Say how many of its tokens are there already. They had better stay until the others come."""
+        known = self._taken.known(scope, tokens)
+        if known.holder is not None:
+            self._prefixes.await_request(known.holder)
+            each.tokens, each.seq_id = known.matched_tokens, known.holder
+        self._tell(each)
 
     def _take(self, each: _Import) -> None:
         path, read = each.reads.popleft()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from inferflux.worker.engine.kv.envelope import Envelope, StateBytes
+from inferflux.worker.engine.kv.envelope import Envelope, StateBytes, TokenArray
+from inferflux.worker.engine.kv.radix import Match
 from inferflux.worker.engine.kv.seq_ids import SeqIds
 
-from .prefix_cache import PrefixCache
+from .prefix_cache import SHORTEST_MATCH, PrefixCache
 
 
 class PieceCache(Protocol):
@@ -41,6 +42,16 @@ class TakenPieces:
         self._seq_ids = seq_ids
         self._prefixes = prefixes
 
+    def known(self, scope: str, tokens: TokenArray) -> Match:
+        """The longest part of `tokens` that is there, after which a piece may begin."""
+        match = self._prefixes.longest(scope, tokens) if self._takes_parts else Match(0, None)
+        return match if match.matched_tokens >= SHORTEST_MATCH else Match(0, None)
+
+    @property
+    def _takes_parts(self) -> bool:
+        prefixes = self._prefixes
+        return prefixes.is_on and prefixes.is_divisible and self._cache.spare_id is not None
+
     def take(self, envelope: Envelope) -> int:
         """Have a piece of this model in the KV cache: all its tokens are a cached prefix then.
 
@@ -54,7 +65,7 @@ class TakenPieces:
         scope, tokens, first = header.scope, header.tokens[: header.n_past], header.first
         if not prefixes.is_on:
             raise NotTaken("no prefixes are cached here")
-        if first and (not prefixes.is_divisible or self._cache.spare_id is None):
+        if first and not self._takes_parts:
             raise NotTaken("state cannot be divided here")
         known = prefixes.longest(scope, tokens)
         if known.holder is not None and known.matched_tokens >= header.n_past:
