@@ -90,6 +90,12 @@ def has_transfers(status: cluster_pb2.GetStatusResponse) -> bool:
     return any(one.under_way or one.done for one in transfers)
 
 
+def transfers_to(status: cluster_pb2.GetStatusResponse, worker_id: str) -> int:
+    """States that a worker has fetched."""
+    workers = (w.status for w in status.scheduler.workers if w.status.worker_id == worker_id)
+    return sum(worker.kv_transfers.done for worker in workers)
+
+
 async def clear_cache(client: Client) -> None:
     await client.admin.ClearCache(admin_pb2.ClearCacheRequest(), metadata=client.metadata(), timeout=LIMIT_S)
 
@@ -175,4 +181,25 @@ async def test_a_side_that_dies_while_state_moves_costs_no_token(
             await asyncio.gather(*tasks)
         # `Answer` fails where a token is missing or comes twice.
         assert all(answer.terminal is not None for answer in answers)
+        await client.close()
+
+
+async def test_a_worker_that_is_stopped_has_its_streams_moved_with_their_state(tmp_path: Path) -> None:
+    made = options(tmp_path, KV_TRANSPORT="tcp", DRAIN_LIMIT_S="4")
+    async with Stack(made) as stack:
+        client = Client(stack.endpoint, stack.api_key)
+        answers = [Answer() for _ in range(4)]
+        tasks = [
+            asyncio.create_task(client.ask(prompt(f"Story {i}", max_tokens=6000), answer=answer))
+            for i, answer in enumerate(answers)
+        ]
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*(answer.first_token.wait() for answer in answers))
+            stopped = answers[0].worker_ids[-1]
+            other = "worker-1" if stopped == "worker-0" else "worker-0"
+            were_there = [answer for answer in answers if answer.worker_ids[-1] == stopped]
+            os.kill(stack.processes[stopped].pid, signal.SIGTERM)
+            await client.until_status(lambda status: transfers_to(status, other) >= len(were_there))
+            await asyncio.gather(*tasks)
+        assert all(answer.worker_ids == [stopped, other] for answer in were_there)
         await client.close()

@@ -72,6 +72,7 @@ class SimWorker(ContractWorker):
         self.role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNSPECIFIED
         # Whether other workers can fetch KV state from it.
         self.is_source = False
+        self.leaves_in_ms: int | None = None
         # Tokens a second that it says it computes of prompts.
         self.prefill_rate = 0.0
         # What it was told to fetch, by request.
@@ -116,6 +117,8 @@ class SimWorker(ContractWorker):
         status.pool, status.zone, status.role = self.pool, self.zone, self.role
         status.models[0].digest = self.digest
         status.prefill_tokens_per_s = self.prefill_rate
+        if self.leaves_in_ms is not None:
+            status.leaves_in_ms = self.leaves_in_ms
         if self.is_source:
             source = status.kv_source
             source.worker_id, source.incarnation = self.worker_id, self.incarnation

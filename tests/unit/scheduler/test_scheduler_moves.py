@@ -47,6 +47,15 @@ class Pair:
         self.world.settle()
         self.world.check()
 
+    def ends_in(self, ms: int) -> None:
+        """Have the first worker say that it ends."""
+        self.old.state, self.old.leaves_in_ms = scheduler_pb2.WORKER_STATE_DRAINING, ms
+        self.old.beat()
+        self.world.settle()
+        self.world.pass_time(0.05)
+        self.world.settle()
+        self.world.check()
+
     def taken(self, key: RequestKey, tokens: int = 0, error: str = "") -> None:
         self.new.taken(key, tokens, error)
         self.world.settle()
@@ -310,6 +319,45 @@ def test_a_drained_request_whose_state_does_not_come_leaves_all_the_same() -> No
     item = pair.new.batches[-1].items[-1]
     assert item.seeks_state  # in the exchange, as ever
     assert not item.HasField("state_from")
+    finish(pair.world)
+
+
+def test_a_worker_that_ends_has_its_requests_moved_before_it_does() -> None:
+    pair = Pair(slots=8)
+    pair.ends_in(30_000)
+    assert not pair.new.taking  # they may end there
+    pair.world.pass_time(20.1)
+    pair.world.settle()
+    assert pair.new.taking
+    pair.taken(pair.key, tokens=5)
+    assert pair.key in pair.new.residents
+    finish(pair.world)
+
+
+@pytest.mark.parametrize("why", ["no other worker", "no carrier"])
+def test_a_worker_that_ends_keeps_what_cannot_move_with_its_state(why: str) -> None:
+    pair = Pair()
+    if why == "no carrier":
+        pair.new.is_source = False
+        pair.new.beat()
+    else:
+        pair.new.state = scheduler_pb2.WORKER_STATE_DRAINING
+        pair.new.beat()
+    pair.ends_in(1000)
+    pair.world.pass_time(0.9)
+    pair.world.settle()
+    assert not pair.new.taking
+    assert pair.key in pair.old.residents
+
+
+def test_a_worker_that_ends_later_hands_over_when_it_was_told_to() -> None:
+    pair = Pair()
+    pair.drain()
+    taking = dict(pair.new.taking)
+    pair.ends_in(30_000)
+    assert pair.new.taking == taking
+    pair.taken(pair.key)
+    assert pair.key in pair.new.residents
     finish(pair.world)
 
 

@@ -426,6 +426,7 @@ class WorkerStatus(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     KV_SOURCE_FIELD_NUMBER: _builtins.int
     KV_TRANSFERS_FIELD_NUMBER: _builtins.int
+    LEAVES_IN_MS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.str
     """New at every start of the worker: tells a restarted worker from one that was only unreachable."""
@@ -477,6 +478,8 @@ class WorkerStatus(_message.Message):
     """Names the folder through which workers of a machine hand the state of requests over; empty: it has none."""
     role: Global___WorkerRole.ValueType
     """What it is meant to compute of requests; unspecified: unified."""
+    leaves_in_ms: _builtins.int
+    """In so long it ends, or unloads this model: what runs then goes to other workers. Absent: it stays."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property
@@ -546,12 +549,15 @@ class WorkerStatus(_message.Message):
         role: Global___WorkerRole.ValueType = ...,
         kv_source: Global___KvSource | None = ...,
         kv_transfers: Global___KvTransfers | None = ...,
+        leaves_in_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_context", b"device_context", "disk_tier", b"disk_tier", "host_tier", b"host_tier", "kv_source", b"kv_source", "kv_transfers", b"kv_transfers"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_in_ms", b"_leaves_in_ms", "device_context", b"device_context", "disk_tier", b"disk_tier", "host_tier", b"host_tier", "kv_source", b"kv_source", "kv_transfers", b"kv_transfers", "leaves_in_ms", b"leaves_in_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "exchange", b"exchange", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_source", b"kv_source", "kv_transfers", b"kv_transfers", "kv_types", b"kv_types", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "role", b"role", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_in_ms", b"_leaves_in_ms", "cached_sequences", b"cached_sequences", "decode_tokens_per_s", b"decode_tokens_per_s", "device_context", b"device_context", "disk_tier", b"disk_tier", "exchange", b"exchange", "finished", b"finished", "host", b"host", "host_tier", b"host_tier", "incarnation", b"incarnation", "kv_bytes", b"kv_bytes", "kv_cells", b"kv_cells", "kv_cells_cached", b"kv_cells_cached", "kv_cells_high_water", b"kv_cells_high_water", "kv_cells_holes", b"kv_cells_holes", "kv_cells_reserved", b"kv_cells_reserved", "kv_cells_shared", b"kv_cells_shared", "kv_cells_used", b"kv_cells_used", "kv_cells_width", b"kv_cells_width", "kv_source", b"kv_source", "kv_transfers", b"kv_transfers", "kv_types", b"kv_types", "leaves_in_ms", b"leaves_in_ms", "models", b"models", "pid", b"pid", "pool", b"pool", "prefill_tokens_per_s", b"prefill_tokens_per_s", "prefix_hits", b"prefix_hits", "prefix_matched_tokens", b"prefix_matched_tokens", "prefix_queries", b"prefix_queries", "prefix_sharing", b"prefix_sharing", "prefix_sharing_reason", b"prefix_sharing_reason", "residents", b"residents", "role", b"role", "slots", b"slots", "started_unix_ms", b"started_unix_ms", "state", b"state", "swap_bytes", b"swap_bytes", "swap_bytes_used", b"swap_bytes_used", "term", b"term", "worker_id", b"worker_id", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__leaves_in_ms: _TypeAlias = _typing.Literal["leaves_in_ms"]  # noqa: Y015
+    _WhichOneofArgType__leaves_in_ms: _TypeAlias = _typing.Literal["_leaves_in_ms", b"_leaves_in_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leaves_in_ms) -> _WhichOneofReturnType__leaves_in_ms | None: ...
 
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 

@@ -77,6 +77,7 @@ class Heartbeat:
             device_context=model.device_context,
             kv_source=self._transfers.source() if self._transfers is not None else None,
             kv_transfers=self._transfers.status() if self._transfers is not None else None,
+            leaves_in_ms=state.leaves_in_ms(now),
         )
         status.residents.extend(resident.to_message() for resident in model.residents.all())
         status.finished.extend(r.identity() for r in model.residents.finished_lately(now)[-MAX_REQUESTS:])

@@ -155,7 +155,7 @@ class ModelWorker:
     async def _drain(self) -> None:
         """Let requests finish within the limit, tell the scheduler what is left, keep what was computed."""
         began_s = time.monotonic()
-        self.state.leave()
+        self.state.leave(began_s + self._drain_limit_s)
         await self._on_change()
         await self._heartbeat.beat()
         with contextlib.suppress(TimeoutError):

@@ -31,6 +31,7 @@ class WorkerState:
         term: of the latest lease that this worker has seen.
         is_draining: it takes no new requests.
         is_leaving: the process is about to end, so draining cannot be undone.
+        leaves_at_s: when what still runs goes to others, by the monotonic clock; None: it is not leaving.
     """
 
     worker_id: str
@@ -39,6 +40,7 @@ class WorkerState:
     term: int = 0
     is_draining: bool = False
     is_leaving: bool = False
+    leaves_at_s: float | None = None
     pool: str = DEFAULT
     zone: str = ""
     role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNIFIED
@@ -63,9 +65,18 @@ class WorkerState:
         self.term = term
         return True
 
-    def leave(self) -> None:
-        """Take no new requests, for good."""
+    def leave(self, at_s: float | None = None) -> None:
+        """Take no new requests, for good.
+
+        Args:
+            at_s: when what still runs goes to others.
+        """
         self.is_draining = self.is_leaving = True
+        self.leaves_at_s = at_s
+
+    def leaves_in_ms(self, now_s: float) -> int | None:
+        """Milliseconds until what still runs goes to others; None: it is not leaving."""
+        return None if self.leaves_at_s is None else max(0, round((self.leaves_at_s - now_s) * 1000))
 
     def undrain(self) -> bool:
         """Take requests again; False if nothing changes, as when the worker is about to leave."""

@@ -140,6 +140,11 @@ class Moves:
             return f"as many requests as may already move from {giver.worker_id} or to {to.worker_id}"
         return ""
 
+    @staticmethod
+    def has_way(job: Job, giver: WorkerSlots, to: WorkerSlots | None) -> bool:
+        """True if a worker can go on with a job from its state."""
+        return to is not None and has_takable_state(job) and can_take(to, giver, job.model)
+
     def leave(self, job: Job, to: WorkerSlots | None, why: Why, now: float) -> list[Action]:
         """Have a job go on elsewhere, with its state ahead of it if another worker can fetch that.
 
@@ -149,7 +154,7 @@ class Moves:
         giver = self._state.worker_of(job)
         if job.move is not None:
             return []
-        if giver is None or to is None or not (has_takable_state(job) and can_take(to, giver, job.model)):
+        if giver is None or to is None or not self.has_way(job, giver, to):
             return self._state.requeue(job, RequeueReason.MOVED, now, must_drop=True)
         if not self._state.moves.has_turn(giver.worker_id, to.worker_id):
             return []

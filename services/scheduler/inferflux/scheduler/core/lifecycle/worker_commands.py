@@ -70,7 +70,7 @@ class WorkerCommands:
 
     def hand_over(self, now: float) -> list[Action]:
         """The requests that a worker still has when its drain is due go to others: their state first, for a
-        while."""
+        while. One that ends leaves them by itself then, so no other way is tried."""
         out: list[Action] = []
         for worker_id, since_s in list(self._drains.due(now)):
             worker = self._state.table.get(worker_id)
@@ -80,5 +80,6 @@ class WorkerCommands:
                 if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
                     has_time = since_s < self._state.limits.move_limit_s
                     to = self._state.placement.choose(job) if has_time else None
-                    out += self._moves.leave(job, to, Why.DRAIN, now)
+                    if not worker.is_leaving or self._moves.has_way(job, worker, to):
+                        out += self._moves.leave(job, to, Why.DRAIN, now)
         return out

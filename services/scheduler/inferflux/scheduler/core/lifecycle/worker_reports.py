@@ -32,7 +32,7 @@ class WorkerReports:
     def __init__(self, state: SchedulerState, moves: Moves) -> None:
         self._state = state
         self._moves = moves
-        self.drains = Drains()
+        self.drains = Drains(state.limits.move_limit_s)
         self.rates = ModelRates()
         # Workers whose heartbeats come before anything is dispatched; None when they are not known.
         self.expected: set[str] | None = None
@@ -60,6 +60,7 @@ class WorkerReports:
         if worker is None:
             worker = self._state.table.add(status, now)
         out += self._reconcile(worker, status, now)
+        self.drains.learn(worker, now)
         out += self._follow(worker, status.residents, now)
         out += self._remind(worker)
         self.rates.update(status)

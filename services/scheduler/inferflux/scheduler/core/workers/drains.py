@@ -23,10 +23,14 @@ class Drains:
     """Workers that are to be drained, and the times at which their remaining requests go to others.
 
     A worker that was told says so with every heartbeat, so a scheduler that comes later knows as well; only
-    the time of the handing over is then forgotten.
+    the time of the handing over is then forgotten. One that ends says when.
+
+    Args:
+        longest_move_s: that requests of a worker that ends have to move with their state before it does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_move_s: float) -> None:
+        self._longest_move_s = longest_move_s
         self._hand_over_s: dict[str, float | None] = {}
         self._incarnations: dict[str, str] = {}
 
@@ -38,6 +42,14 @@ class Drains:
         """Args: hand_over_s: from when on what still runs goes to others; None lets it finish."""
         self._hand_over_s[worker.worker_id] = hand_over_s
         self._incarnations[worker.worker_id] = worker.incarnation
+
+    def learn(self, worker: WorkerSlots, now: float) -> None:
+        """Read from a worker's status whether it ends: for the last part of its time requests move."""
+        is_known = self.holds(worker) and self._hand_over_s[worker.worker_id] is not None
+        if is_known or not worker.is_leaving:
+            return
+        left_s = worker.status.leaves_in_ms / 1000
+        self.begin(worker, now + left_s - min(self._longest_move_s, left_s / 2))
 
     def end(self, worker_id: str) -> None:
         self._hand_over_s.pop(worker_id, None)

@@ -108,6 +108,11 @@ class WorkerSlots:
         return self.role == PREFILL
 
     @property
+    def is_leaving(self) -> bool:
+        """True if it ends, and says when what it has then goes to others."""
+        return self.status.HasField("leaves_in_ms")
+
+    @property
     def n_running(self) -> int:
         """Requests that run here, unowned ones among them."""
         return self._n_running + self._n_unowned_running
