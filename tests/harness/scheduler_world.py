@@ -490,6 +490,9 @@ class World:
                 is_there = job.worker_id == (job.move.to_id if job.move.is_following else job.move.from_id)
                 assert is_there or (job.is_queued and job.move.is_following)
             assert job.sequence in self.jobs, "held after it was acknowledged"
+        moves = [job.move for job in core.jobs.values() if job.move is not None and not job.move.is_split]
+        assert core._state.moves._leaving == Counter(move.from_id for move in moves)
+        assert core._state.moves._coming == Counter(move.to_id for move in moves)
         queued = {job.key for queue in core.queue.models.values() for job in queue}
         assert queued == {k for k, j in core.jobs.items() if j.is_queued}
 

@@ -76,9 +76,11 @@ class WorkerCommands:
             worker = self._state.table.get(worker_id)
             if worker is None or not self._drains.holds(worker):
                 continue
+            has_time = since_s < self._state.limits.move_limit_s
             for job in [self._state.jobs[key] for key in worker.assignments]:
-                if job.state in (JobState.RUNNING, JobState.PARKED) and not job.is_cancelled:
-                    has_time = since_s < self._state.limits.move_limit_s
+                if has_time and not self._state.moves.may_leave(worker_id):
+                    break
+                if job.state in (JobState.RUNNING, JobState.PARKED) and not (job.is_cancelled or job.move):
                     to = self._state.placement.choose(job) if has_time else None
                     if not worker.is_leaving or self._moves.has_way(job, worker, to):
                         out += self._moves.leave(job, to, Why.DRAIN, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from inferflux.scheduler.core.types import actions
@@ -22,6 +23,9 @@ class MoveTable:
         self._table = table
         self._jobs: dict[RequestKey, Job] = {}
         self._following: dict[RequestKey, Job] = {}
+        # Moves from and to each worker, without splits.
+        self._leaving: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()
         self._ended: list[actions.MoveEnded] = []
 
     def __len__(self) -> int:
@@ -49,10 +53,17 @@ class MoveTable:
 
     def has_turn(self, from_id: str, to_id: str) -> bool:
         """True if one more may begin between these workers."""
-        moves = [job.move for job in self._jobs.values() if job.move is not None and not job.move.is_split]
-        leaving = sum(move.from_id == from_id for move in moves)
-        coming = sum(move.to_id == to_id for move in moves)
-        return max(leaving, coming) < MOST_OF_A_WORKER
+        return self.may_leave(from_id) and self._coming[to_id] < MOST_OF_A_WORKER
+
+    def may_leave(self, worker_id: str) -> bool:
+        """True if one more may begin from this worker."""
+        return self._leaving[worker_id] < MOST_OF_A_WORKER
+
+    def _count(self, move: Move, n: int) -> None:
+        for counts, worker_id in ((self._leaving, move.from_id), (self._coming, move.to_id)):
+            counts[worker_id] += 0 if move.is_split else n
+            if not counts[worker_id]:
+                del counts[worker_id]
 
     def begin(self, job: Job, move: Move, cells: int) -> None:
         """A job is to move. Raises KeyError if no worker of the target's name lives.
@@ -63,6 +74,7 @@ class MoveTable:
         self._table.workers[move.to_id].await_request(job.key, cells)
         self._jobs[job.key] = job
         job.move = move
+        self._count(move, 1)
 
     def arrive(self, job: Job) -> WorkerSlots | None:
         """Return the worker that a job follows its state to. The slot that was kept there is free now; None
@@ -80,6 +92,7 @@ class MoveTable:
             return None
         worker = self.arrive(job)
         del self._jobs[job.key]
+        self._count(move, -1)
         self._following.pop(job.key, None)
         job.move = None
         move.end(outcome)
