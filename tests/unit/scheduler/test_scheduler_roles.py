@@ -30,7 +30,7 @@ def test_a_pool_counts_the_workers_of_its_role_that_are_ready() -> None:
         worker(pools.UNIFIED),
         worker(scheduler_pb2.WORKER_ROLE_UNSPECIFIED),
     ]
-    assert [pool.ready for pool in pools.pools(fleet)] == [1, 2]
+    assert [pool.ready for pool in pools.pools(map(pools.ready_role, fleet))] == [1, 2]
 
 
 def watch(prefill: int, decode: int, *statuses: scheduler_pb2.WorkerStatus) -> pools.PoolWatch:

@@ -13,7 +13,7 @@ from inferflux.common.contract.partitions import Partition
 from inferflux.scheduler.core.scheduler import SchedulerCore
 from inferflux.scheduler.core.types.jobs import JobState
 from inferflux.scheduler.core.workers.assignments import Assignment, UnownedRequest
-from inferflux.scheduler.core.workers.pools import pools
+from inferflux.scheduler.core.workers.pools import pools, ready_role
 from inferflux.scheduler.core.workers.slots import WorkerSlots
 from inferflux.v1 import scheduler_pb2
 
@@ -59,11 +59,11 @@ def _totals(workers: Collection[WorkerSlots]) -> scheduler_pb2.WorkerTotals:
 
 def _pools(core: SchedulerCore) -> list[scheduler_pb2.PoolStatus]:
     """Pools of workers with a role: those that have some, or should have."""
-    statuses = [worker.status for worker in core.table.workers.values()]
+    roles = (ready_role(worker.status) for worker in core.table.workers.values())
     sizes = core.limits.prefill_pool_size, core.limits.decode_pool_size
     return [
         scheduler_pb2.PoolStatus(role=pool.role, ready=pool.ready, expected=pool.expected)
-        for pool in pools(statuses, prefill=sizes[0], decode=sizes[1])
+        for pool in pools(roles, prefill=sizes[0], decode=sizes[1])
         if pool.ready or pool.expected
     ]
 

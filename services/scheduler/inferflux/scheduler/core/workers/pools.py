@@ -50,16 +50,19 @@ class Pool:
         return f"{self.reason}: {self.ready} of {self.expected} workers"
 
 
-def pools(
-    statuses: Iterable[scheduler_pb2.WorkerStatus], *, prefill: int = 0, decode: int = 0
-) -> tuple[Pool, Pool]:
+def ready_role(status: scheduler_pb2.WorkerStatus) -> Role | None:
+    """Role of a worker that is ready; None of any other."""
+    return role_of(status) if status.state == scheduler_pb2.WORKER_STATE_READY else None
+
+
+def pools(roles: Iterable[Role | None], *, prefill: int = 0, decode: int = 0) -> tuple[Pool, Pool]:
     """The pools of prefill and of decode workers.
 
     Args:
-        statuses: the latest of each worker that lives.
+        roles: by `ready_role`, of each worker that lives.
         prefill, decode: ready workers of that role that there should be; 0: any number.
     """
-    ready = [role_of(status) for status in statuses if status.state == scheduler_pb2.WORKER_STATE_READY]
+    ready = list(roles)
     return Pool(PREFILL, ready.count(PREFILL), prefill), Pool(DECODE, ready.count(DECODE), decode)
 
 
@@ -72,15 +75,15 @@ class PoolWatch:
     """
 
     def __init__(self, *, prefill: int, decode: int, dead_s: float) -> None:
-        self._expected = {role: size for role, size in ((PREFILL, prefill), (DECODE, decode)) if size}
+        self._prefill, self._decode = prefill, decode
         self._dead_s = dead_s
         # By worker id: its incarnation, role, and when its last heartbeat came.
         self._ready: dict[str, tuple[str, Role, float]] = {}
 
     def on_heartbeat(self, status: scheduler_pb2.WorkerStatus, now: float) -> None:
         """Take in the heartbeat of a worker, at `now` in seconds of the caller's clock."""
-        role = role_of(status)
-        if role not in self._expected or status.state != scheduler_pb2.WORKER_STATE_READY:
+        role = ready_role(status)
+        if role is None or role == UNIFIED:
             self._ready.pop(status.worker_id, None)
         elif status.worker_id in self._ready or len(self._ready) < MAX_WORKERS:
             self._ready[status.worker_id] = status.incarnation, role, now
@@ -93,6 +96,5 @@ class PoolWatch:
     def small(self, now: float) -> list[Pool]:
         """The pools that are smaller than they should be."""
         self._ready = {id_: one for id_, one in self._ready.items() if now - one[2] < self._dead_s}
-        ready = [role for _, role, _ in self._ready.values()]
-        all_ = (Pool(role, ready.count(role), size) for role, size in self._expected.items())
-        return [pool for pool in all_ if pool.not_ready]
+        roles = (role for _, role, _ in self._ready.values())
+        return [p for p in pools(roles, prefill=self._prefill, decode=self._decode) if p.not_ready]
