@@ -161,11 +161,37 @@ def begun(side: Side, n: int = 2) -> None:
     side.until(lambda: len(side.emitted()) >= n)
 
 
+def caught_up(side: Side) -> None:
+    """Have most of a request leave while it runs."""
+    begun(side)
+    side.export(key="t.a")
+    side.until(lambda: any(piece.is_caught_up for piece in side.pieces))
+
+
+def has_left(side: Side) -> None:
+    """Have a request leave, with its state."""
+    begun(side)
+    side.export(key="t.a")
+    side.leave()
+    side.until(lambda: bool(side.pieces) and side.pieces[-1].is_last)
+
+
 def carried(source: Side, target: Side) -> None:
     """All that has left comes in order."""
     for piece in source.pieces:
         target.take(source.folder / piece.name if piece.name else "", is_over=piece.is_last)
     source.pieces.clear()
+
+
+def goes_on(source: Side, target: Side) -> None:
+    """What has left goes on with its state, and nothing of it is left over."""
+    carried(source, target)
+    target.submit(going_on(source.emitted()))
+    target.until(lambda: not target.table.has_running)
+    assert source.emitted() + target.emitted() == answer_to(PROMPT)
+    assert target.prefilled == 1
+    for side in (source, target):
+        side.leaks_nothing()
 
 
 @given(st.integers(-10, 100), st.booleans(), st.booleans())
@@ -204,13 +230,7 @@ def test_it_goes_on_where_it_was(sides: tuple[Side, Side]) -> None:
     source.until(lambda: len(source.emitted()) >= 8)
     source.leave()
     source.until(lambda: source.pieces[-1].is_last)
-    carried(source, target)
-    target.submit(going_on(source.emitted()))
-    target.until(lambda: not target.table.has_running)
-    assert source.emitted() + target.emitted() == answer_to(PROMPT)
-    assert target.prefilled == 1
-    for side in sides:
-        side.leaks_nothing()
+    goes_on(source, target)
 
 
 def test_no_more_is_written_than_may_lie_unread(
@@ -235,20 +255,12 @@ def test_no_more_is_written_than_may_lie_unread(
         carried(source, target)
         target.settle()
         source.settle()
-    carried(source, target)
-    target.submit(going_on(source.emitted()))
-    target.until(lambda: not target.table.has_running)
-    assert source.emitted() + target.emitted() == answer_to(PROMPT)
-    assert target.prefilled == 1
-    for side in sides:
-        side.leaks_nothing()
+    goes_on(source, target)
 
 
 def test_an_export_that_is_not_read_ends_and_its_request_goes_on(sides: tuple[Side, Side]) -> None:
     source, _ = sides
-    begun(source)
-    source.export(key="t.a")
-    source.until(lambda: any(piece.is_caught_up for piece in source.pieces))
+    caught_up(source)
     source.ahead_s += 11
     source.until(lambda: source.pieces[-1].is_last)
     assert source.pieces[-1].error == "no piece was read for 10 s"
@@ -259,15 +271,12 @@ def test_an_export_that_is_not_read_ends_and_its_request_goes_on(sides: tuple[Si
 
 def test_the_last_pieces_are_removed_where_they_are_not_read(sides: tuple[Side, Side]) -> None:
     source, _ = sides
-    begun(source)
-    source.export(key="t.a")
-    source.leave()
-    source.until(lambda: bool(source.pieces) and source.pieces[-1].is_last)
+    has_left(source)
     assert source.files()
     source.ahead_s += 11
     source.settle()
     source.leaks_nothing()
-    assert len(source.engine._pieces._exports) == 0
+    assert len(source.engine._pieces.exports) == 0
 
 
 def test_a_piece_that_could_not_be_written_ends_an_export_whose_request_has_left(
@@ -289,9 +298,7 @@ def test_a_piece_that_could_not_be_written_ends_an_export_whose_request_has_left
 
 def test_an_import_outlives_the_end_of_the_one_before_it(sides: tuple[Side, Side]) -> None:
     source, target = sides
-    begun(source)
-    source.export(key="t.a")
-    source.until(lambda: any(piece.is_caught_up for piece in source.pieces))
+    caught_up(source)
     paths = [source.folder / piece.name for piece in source.pieces if piece.name]
     doubled = paths[0].with_name("doubled")
     doubled.write_bytes(paths[0].read_bytes())
@@ -315,9 +322,7 @@ def test_an_import_outlives_the_end_of_the_one_before_it(sides: tuple[Side, Side
 
 def test_an_import_whose_request_does_not_come_ends(sides: tuple[Side, Side]) -> None:
     source, target = sides
-    begun(source)
-    source.export(key="t.a")
-    source.until(lambda: any(piece.is_caught_up for piece in source.pieces))
+    caught_up(source)
     sent = source.pieces[-1].n_past or source.pieces[-2].n_past
     carried(source, target)
     target.until(lambda: bool(target.imported) and target.imported[-1].tokens >= sent)
@@ -344,13 +349,7 @@ def test_a_request_in_host_memory_leaves_whole(sides: tuple[Side, Side]) -> None
     assert source.pieces[0].is_caught_up
     source.leave()
     source.until(lambda: source.pieces[-1].is_last)
-    carried(source, target)
-    target.submit(going_on(source.emitted()))
-    target.until(lambda: not target.table.has_running)
-    assert source.emitted() + target.emitted() == answer_to(PROMPT)
-    assert target.prefilled == 1
-    for side in sides:
-        side.leaks_nothing()
+    goes_on(source, target)
 
 
 def test_state_that_cannot_be_divided_leaves_with_its_request(root: Path) -> None:
@@ -362,13 +361,8 @@ def test_state_that_cannot_be_divided_leaves_with_its_request(root: Path) -> Non
     source.leave()
     source.until(lambda: source.pieces[-1].is_last)
     assert source.pieces[-1].first == 0
-    carried(source, target)
-    target.submit(going_on(source.emitted()))
-    target.until(lambda: not target.table.has_running)
-    assert source.emitted() + target.emitted() == answer_to(PROMPT)
-    assert target.prefilled == 1
+    goes_on(source, target)
     for side in sides:
-        side.leaks_nothing()
         side.engine.close()
 
 
@@ -409,10 +403,7 @@ def test_a_prefix_that_leaves_the_cache_meanwhile_ends_its_export(
 
 def test_a_deterministic_request_and_one_that_tells_logits_take_nothing(sides: tuple[Side, Side]) -> None:
     source, target = sides
-    begun(source)
-    source.export(key="t.a")
-    source.leave()
-    source.until(lambda: source.pieces[-1].is_last if source.pieces else False)
+    has_left(source)
     carried(source, target)
     scored = going_on([])
     scored.request.params.prompt_logprobs = 1
@@ -490,10 +481,7 @@ def test_what_comes_for_a_request_is_evicted_after_what_no_request_waits_for(
             other = f"o{number}{_}"
             target.submit(item(other, [number] * 40))
             target.until(lambda: not target.table.has_running)
-    begun(source)
-    source.export(key="t.a")
-    source.leave()
-    source.until(lambda: bool(source.pieces) and source.pieces[-1].is_last)
+    has_left(source)
     carried(source, target)
     target.until(lambda: bool(target.imported) and target.imported[-1].tokens > len(PROMPT))
     target.engine._memory.prefixes.make_room(cells=220)

@@ -164,9 +164,9 @@ class Engine(Shell[Sequence]):
             def left_s() -> float:
                 return max(until_s - self._clock.monotonic_s(), 0.0)
 
-            others = [s for s in self._by_order() if not self._pieces.leave(s, left_s())]
+            others = [s for s in self._by_order() if not self._pieces.exports.leave(s, left_s())]
             self._memory.hand_over_all(others, left_s())
-            self._pieces.wait_for_writes(left_s())
+            self._pieces.exports.wait_for_writes(left_s())
         for sequence in list(self.residents.values()):
             self._leave(sequence)
         if requests_only:
@@ -185,7 +185,7 @@ class Engine(Shell[Sequence]):
 
     def cancel(self, key: str, *, is_silent: bool, leaves_state: bool = False) -> None:
         sequence = self.residents.get(key)
-        if leaves_state and sequence is not None and not self._pieces.leave(sequence):
+        if leaves_state and sequence is not None and not self._pieces.exports.leave(sequence):
             self._memory.hand_over(sequence)
         super().cancel(key, is_silent=is_silent)
 

@@ -19,9 +19,7 @@ class Pieces(Part):
     """Exports and imports.
 
     Args:
-        residents: the requests that are here, by key.
-        clock_s: monotonic clock.
-        longest_s: that a request which leaves holds up others.
+        residents, clock_s, longest_s: as of `Exports`.
     """
 
     def __init__(
@@ -35,7 +33,7 @@ class Pieces(Part):
         clock_s: Callable[[], float],
         longest_s: float,
     ) -> None:
-        self._exports = Exports(
+        self.exports = Exports(
             cache, memory, saved, tiers, residents=residents, clock_s=clock_s, longest_s=longest_s
         )
         self._imports = Imports(memory.taken, memory.prefixes, saved, tiers.pieces, clock_s)
@@ -44,49 +42,41 @@ class Pieces(Part):
         self._imports.begin(sequence)
 
     def poll(self, _now_s: float) -> Iterable[Outcome]:
-        if len(self._exports):
-            self._exports.poll()
+        if len(self.exports):
+            self.exports.poll()
         self._imports.poll()
         return ()
 
     @property
     def is_busy(self) -> bool:
-        return self._exports.is_busy or self._imports.is_busy
+        return self.exports.is_busy or self._imports.is_busy
 
     @property
     def are_any(self) -> bool:
         """True if any is under way."""
-        return len(self._exports) + len(self._imports) > 0
+        return len(self.exports) + len(self._imports) > 0
 
     @property
     def has_news(self) -> bool:
         """True if there is something to report of them."""
-        return bool(self._exports.news or self._imports.news)
-
-    def leave(self, sequence: Sequence, limit_s: float | None = None) -> bool:
-        """As `Exports.leave`."""
-        return self._exports.leave(sequence, limit_s)
-
-    def wait_for_writes(self, seconds: float) -> None:
-        """As `Exports.wait_for_writes`."""
-        self._exports.wait_for_writes(seconds)
+        return bool(self.exports.news or self._imports.news)
 
     def obey(self, command: engine_pb2.EngineCommand) -> None:
         """Begin, go on with or end an export or an import."""
         if command.HasField("export_state"):
-            self._exports.obey(command.export_state)
+            self.exports.obey(command.export_state)
         else:
             self._imports.obey(command.import_state)
 
     def end(self, sequence: Sequence) -> None:
-        self._exports.end(sequence)
+        self.exports.end(sequence)
         self._imports.end(sequence)
 
     def stats(self, step: engine_pb2.StepReport) -> None:
-        step.pieces.extend(self._exports.news)
+        step.pieces.extend(self.exports.news)
         step.imported.extend(self._imports.news)
-        self._exports.news, self._imports.news = [], []
+        self.exports.news, self._imports.news = [], []
 
     def close(self) -> None:
-        self._exports.close()
+        self.exports.close()
         self._imports.close()
