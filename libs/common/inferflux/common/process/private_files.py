@@ -56,3 +56,17 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def bytes_below(path: Path | str) -> int:
+    """Bytes of all files of a folder, and of those in it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    taken = 0
+    for entry in os.scandir(path):
+        with contextlib.suppress(FileNotFoundError):  # another one has just taken it
+            is_folder = entry.is_dir(follow_symlinks=False)
+            taken += bytes_below(entry.path) if is_folder else entry.stat(follow_symlinks=False).st_size
+    return taken

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from inferflux.common.process.private_files import bytes_below, write_all
+
 from .packets import Failed, is_name
 
 CHUNK_BYTES = 256 << 10
@@ -110,7 +112,7 @@ class PieceFolder:
         """
         name = f"in-{secrets.token_hex(12)}"
         try:
-            if (taken := _bytes_of(self._exchange) + _bytes_of(self._pieces)) + n_bytes > self._limit:
+            if (taken := bytes_below(self._exchange)) + n_bytes > self._limit:
                 raise Failed("no_room", f"the exchange has {taken} of {self._limit} bytes")
             return Arriving(self, name, os.open(self._pieces / name, _NEW, 0o600))
         except OSError as error:
@@ -163,10 +165,8 @@ class Arriving:
     def write(self, chunk: bytes) -> None:
         """Raises Failed where there is no room for it."""
         self._crc = zlib.crc32(chunk, self._crc)
-        rest = memoryview(chunk)
         try:
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            write_all(self._file, chunk)
         except OSError as error:
             raise Failed("no_room", f"a piece cannot be written: {error.strerror}") from None
 
@@ -175,14 +175,6 @@ class Arriving:
         if self._crc != crc:
             raise Failed("corrupt", f"a piece has the CRC-32 {self._crc:08x}, not {crc:08x}")
         self._is_whole = True
-
-
-def _bytes_of(folder: Path) -> int:
-    taken = 0
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):  # it was just taken
-            taken += entry.stat(follow_symlinks=False).st_size
-    return taken
 
 
 def _is_answered(path: Path) -> bool:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from inferflux.common.process.private_files import replacing, write_all
+from inferflux.common.process.private_files import bytes_below, replacing, write_all
 from inferflux.worker.engine.kv.envelope import (
     PRELUDE_BYTES,
     Envelope,
@@ -284,16 +284,6 @@ class Folder:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def bytes_below(path: Path | str) -> int:
-    """Bytes of all files of a folder, and of those in it."""
-    taken = 0
-    for entry in os.scandir(path):
-        with contextlib.suppress(FileNotFoundError):  # another one has just taken it
-            is_folder = entry.is_dir(follow_symlinks=False)
-            taken += bytes_below(entry.path) if is_folder else entry.stat(follow_symlinks=False).st_size
-    return taken
 
 
 def name_of(header: Header) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inferflux.common.process.private_files import replacing, write_all
+from inferflux.common.process.private_files import bytes_below, replacing, write_all
 from inferflux.worker.engine.kv.envelope import (
     PRELUDE_BYTES,
     Envelope,
@@ -31,7 +31,7 @@ from inferflux.worker.engine.kv.envelope import (
     open_header,
 )
 
-from .folder import bytes_below, mapped, opened
+from .folder import mapped, opened
 
 PIECES = "pieces"
 _UNFINISHED = ".tmp"
