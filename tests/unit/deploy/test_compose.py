@@ -394,6 +394,7 @@ def test_the_operator_may_choose_the_key_the_model_and_the_slots() -> None:
         "INFERFLUX_GATEWAY_ANSWER_CACHE_BYTES": "2000",
         "INFERFLUX_AUDIT_KEY": "an-audit-key-of-compose",
         "INFERFLUX_SHARED_MEMORY": "8g",
+        "INFERFLUX_WORKER_SHM_BYTES": "3000",
         **POOL_SIZES,
     }
     composed = read_compose(chosen)
