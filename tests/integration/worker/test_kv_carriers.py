@@ -280,7 +280,7 @@ async def test_a_request_that_runs_on_at_the_source_is_not_followed_for_long(
 
 
 @pytest.mark.parametrize("is_near", [False, True], ids=["much is missing", "nearly all is here"])
-async def test_a_state_that_nobody_wants_any_more_is_not_fetched(
+async def test_a_state_that_is_not_wanted_any_more_is_not_fetched(
     pair: Pair, kv_bus: Bus, monkeypatch: pytest.MonkeyPatch, is_near: bool
 ) -> None:
     monkeypatch.setattr(taking, "_REST_S", 1000.0)
@@ -300,7 +300,7 @@ async def test_a_state_that_nobody_wants_any_more_is_not_fetched(
     await pair.taker.until_idle()
     await until(lambda: pair.taker.engine.is_released)
     await until_nothing_is_left(pair, kv_bus)
-    assert len(pair.taker.told) == is_near  # nobody asks any more
+    assert len(pair.taker.told) == is_near  # none asks any more
 
 
 async def test_a_state_that_is_wanted_again_is_fetched_again(pair: Pair) -> None:

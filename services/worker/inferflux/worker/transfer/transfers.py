@@ -310,7 +310,7 @@ class Transfers:
         self._background.start(self._run(taking, origin, is_told=is_told))
 
     def _supersede(self, key: str, under_way: _UnderWay, why: str) -> None:
-        """End a taking; whoever wants the state now is not told of that."""
+        """End a taking; the one that takes its place alone is told of."""
         del self._takings[key]
         under_way.taking.end(Failed("superseded", why))
 
