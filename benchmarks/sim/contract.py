@@ -231,6 +231,7 @@ class ContractWorker(ABC):
                 sequence = self.residents.get(key)
                 if sequence is not None and sequence.epoch <= command.drop.epoch:
                     self.remove(sequence, leaves_state=command.drop.leaves_state)
+                self.take_no_more(key, command.drop.epoch)
             case "deschedule":
                 self._deschedule(command.deschedule)
             case "take_state":
@@ -247,6 +248,9 @@ class ContractWorker(ABC):
         taken.tenant, taken.request_id, taken.epoch = wanted.tenant, wanted.request_id, wanted.origin.epoch
         taken.error = "unsupported"
         self.tell(event)
+
+    def take_no_more(self, key: RequestKey, epoch: int) -> None:  # noqa: B027 - this one takes nothing
+        """Fetch no more of a request that has this epoch elsewhere, or an earlier one."""
 
     def remove(self, sequence: Sequence, *, leaves_state: bool = False) -> None:  # noqa: ARG002
         """A sequence is not resident any more; what is computed of it is kept for others.

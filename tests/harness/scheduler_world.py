@@ -137,6 +137,11 @@ class SimWorker(ContractWorker):
         """Fetch what another worker computes: the test says when it is here."""
         self.taking[RequestKey(wanted.tenant, wanted.request_id)] = wanted
 
+    def take_no_more(self, key: RequestKey, epoch: int) -> None:
+        wanted = self.taking.get(key)
+        if wanted is not None and wanted.origin.epoch <= epoch:
+            del self.taking[key]
+
     def taken(self, key: RequestKey, tokens: int = 0, error: str = "") -> None:
         """Say that what it was told to fetch is here, or will not come."""
         event = self.event()

@@ -134,6 +134,13 @@ class RoleWorker(ModelledWorker):
         else:
             fetch.is_ordered = True
 
+    def take_no_more(self, key: RequestKey, epoch: int) -> None:
+        fetch = self.fetches.get(key)
+        if fetch is not None and self._links is not None and 0 < fetch.epoch <= epoch:
+            fetch.is_ordered = False
+            self._links.give_up(self, fetch, "superseded")
+            self._forget(fetch)
+
     def reuse(self, sequence: Resident, item: worker_pb2.BatchItem) -> None:
         """Begin with what is cached or was fetched, once that is here."""
         key = sequence.key

@@ -292,6 +292,21 @@ def test_a_state_that_takes_too_long_is_given_up() -> None:
     assert pair.taken() == [(0, "timeout")]
 
 
+def test_a_state_that_nobody_wants_any_more_is_not_fetched_on() -> None:
+    pair = Pair(output=5000)
+    pair.give(pair.p)
+    pair.take()
+    pair.until(lambda: pair.d.fetches[KEY].here)
+    fetch = pair.d.fetches[KEY]
+    for epoch, is_over in (0, False), (1, True):
+        drop = worker_pb2.DropRequest(tenant="t", request_id="r", epoch=epoch)
+        pair.command(pair.d, drop=drop)
+        assert fetch.is_over is is_over
+    assert not pair.taken()
+    pair.take()
+    pair.until(lambda: pair.taken() and not pair.taken()[0][1])
+
+
 def test_a_worker_without_network_says_so() -> None:
     pair = Pair(network=None)
     assert not pair.p.status().HasField("kv_source")

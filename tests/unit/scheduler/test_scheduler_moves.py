@@ -187,6 +187,7 @@ def test_a_worker_is_told_to_fetch_no_more_of_a_request_that_does_not_come() -> 
     pair.world.cancel(pair.key)
     pair.world.settle()
     assert given_up(pair) == [("w2", "r1", 1)]
+    assert not pair.new.taking
     late = Pair()
     late.move()
     late.world.pass_time(10.1)
