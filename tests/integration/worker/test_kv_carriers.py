@@ -571,7 +571,9 @@ async def test_a_byte_that_was_changed_on_the_way_is_noticed(kv_bus: Bus, certif
 
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             up_reader, up_writer = await asyncio.open_connection(host, int(port))
-            up_writer.write(await reader.read(65536))
+            for _ in range(2):  # the hello, the wish
+                length = await reader.readexactly(4)
+                up_writer.write(length + await reader.readexactly(int.from_bytes(length)))
             n = 0
             while data := await up_reader.read(65536):
                 changed = bytearray(data)
@@ -591,6 +593,18 @@ async def test_a_byte_that_was_changed_on_the_way_is_noticed(kv_bus: Bus, certif
         server.close()
         assert not pair.taker.engine.got
         await until_nothing_is_left(pair, kv_bus)
+
+
+async def test_a_strangers_wish_is_not_read(kv_bus: Bus, certificates: Certificates) -> None:
+    async with pair_of("tcp", kv_bus, certificates) as pair:
+        host, _, port = pair.source.source.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        wish = worker_pb2.KvWish(ticket="guessed", token_ids=bytes(2000)).SerializeToString()
+        writer.write(len(wish).to_bytes(4) + wish)
+        async with asyncio.timeout(4):  # before it would be too late for any
+            assert not await reader.read()
+        writer.close()
+        assert not pair.source.engine.exported
 
 
 async def test_a_network_that_falls_silent_is_given_up(

@@ -24,6 +24,8 @@ from .transport import Doors, Sending
 _MOST_CONNECTIONS = 128
 # A caller says what it wants within this time, and a server accepts a call.
 _HELLO_S = 5.0
+# Who asks, and the ticket: they come first, so that a stranger's wish takes no memory.
+_HELLO_BYTES = 1024
 
 log = logs.get("worker.transfer")
 
@@ -85,7 +87,9 @@ class StreamServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_HELLO_S):
-                wish = await wire.read_message(reader, worker_pb2.KvWish, MAX_WISH_BYTES)
+                wish = await wire.read_message(reader, worker_pb2.KvWish, _HELLO_BYTES)
+                if self._doors.know(wish.ticket):
+                    wish = await wire.read_message(reader, worker_pb2.KvWish, MAX_WISH_BYTES)
             try:
                 sending = self._doors.begin(wish, "shm" if self._tells_names else "tcp")
             except Failed as refusal:
@@ -197,6 +201,10 @@ async def _fetch(
     except OSError as error:  # a timeout and TLS's errors are such
         raise Failed("unreachable", f"the source cannot be reached: {error or 'no answer'}") from None
     try:
+        hello = worker_pb2.KvWish(
+            ticket=wish.ticket, tenant=wish.tenant, request_id=wish.request_id, epoch=wish.epoch
+        )
+        await wire.write_message(writer, hello)
         await wire.write_message(writer, wish)
         await wire.receive(reader, into, folder, takes_names=takes_names)
     finally:

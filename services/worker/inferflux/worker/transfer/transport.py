@@ -90,6 +90,10 @@ class Doors:
     def has(self, incarnation: str) -> bool:
         return incarnation in self._doors
 
+    def know(self, ticket: str) -> bool:
+        """True if the ticket is of one of them."""
+        return any(is_ticket(ticket, door.ticket) for door in self._doors.values())
+
     async def until_sent(self, door: Door, limit_s: float) -> None:
         """Return when all that a worker was asked for is on its way, or after `limit_s` seconds."""
         with contextlib.suppress(TimeoutError):
