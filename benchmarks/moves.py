@@ -3,8 +3,9 @@
     python -m benchmarks.moves                            # SmolLM2, every part
     python -m benchmarks.moves --parts transfer gap --model models/inferflux-demo.gguf --times 5
 
-`transfer`: a stream with a prompt of 1,000 tokens is moved. Its state comes through shared memory, and by
-TCP on loopback; beside that stands a plain copy of as many bytes.
+`transfer`: the state of 1,000 tokens, from asking for it until it is in the other KV cache: of a cached
+prefix whose worker is idle, and of a stream that decodes. It comes through shared memory, and by TCP on
+loopback; beside that stands a plain copy of as many bytes.
 `gap`: a stream is moved back and forth as it decodes, 200 and 4,000 tokens long. Its longest gap at a move
 stands beside the usual time between its tokens.
 `split`: the time from the first token to the second, beside another stream, of prompts that one worker
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -43,6 +46,7 @@ PARTS = ("transfer", "gap", "split", "beside", "same")
 _SMOLLM2 = Path.home() / ".cache/inferflux/models/smollm2/smollm2.gguf"
 _WORKERS = ("worker-0", "worker-1")
 _ROLES = ("prefill", "decode")
+_CARRIERS = ("shm", "tcp")
 _TRANSFERRED = 1000
 _LENGTHS = (200, 4000)
 _SPLIT_PROMPT, _SPLIT_ANSWER = 1000, 8
@@ -119,24 +123,41 @@ async def _moved(on: Ground, underway: Underway, request_id: str) -> float:
 
 
 async def transfer(options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of each transfer by carrier, and of a plain copy of as many bytes."""
+    """Milliseconds of each transfer by carrier and source, and of a plain copy of as many bytes."""
     figures: dict[str, Any] = {}
-    for carrier in ("shm", "tcp"):
+    for carrier in _CARRIERS:
         async with ground(_stack(options, {"INFERFLUX_KV_TRANSPORT": carrier})) as on:
-            taken: list[float] = []
-            n_bytes = 0.0
+            prefixes, streams, n_bytes = [], [], 0.0
+            # Nothing is fetched before both workers have measured how fast they compute.
+            await _fetch_prefix(on, 0)
+            await _fetch_prefix(on, 1)
             for i in range(options.times):
+                took_ms, n_bytes = await _fetch_prefix(on, i)
+                prefixes.append(took_ms)
                 underway = await _begun(on, f"m{i}", _TRANSFERRED)
                 before = await _transfers(on)
                 await _moved(on, underway, f"m{i}")
-                after = await _transfers(on)
-                taken.append(after[0] - before[0])
-                n_bytes = after[1] - before[1] or n_bytes
+                streams.append((await _transfers(on))[0] - before[0])
                 await hang_up([underway.task])
-            figures[f"{carrier}_ms"] = taken
+            figures[f"{carrier}_prefix_ms"], figures[f"{carrier}_stream_ms"] = prefixes, streams
             figures[f"{carrier}_bytes"] = n_bytes
-    figures["copy_ms"] = [_copy_ms(int(figures["tcp_bytes"])) for _ in range(options.times)]
+    figures["copy_ms"] = [_copy_ms(int(figures["shm_bytes"])) for _ in range(options.times)]
     return figures
+
+
+async def _fetch_prefix(on: Ground, turn: int) -> tuple[float, float]:
+    """(milliseconds, bytes) of a prompt's state that the other worker fetches; they take turns."""
+    one, other = _WORKERS[turn % 2], _WORKERS[(turn + 1) % 2]
+    request = on.request(prompt_tokens=_TRANSFERRED, max_tokens=1)
+    await on.drain(other)
+    _check_whole(await on.caller.ask(request))
+    await on.admin.undrain(other)
+    await on.drain(one)
+    before = await _transfers(on)
+    _check_whole(await on.caller.ask(request))
+    after = await _transfers(on)
+    await on.admin.undrain(one)
+    return after[0] - before[0], after[1] - before[1]
 
 
 async def _transfers(on: Ground) -> tuple[float, float]:
@@ -295,10 +316,16 @@ def table_of(figures: dict[str, Any]) -> Table:
     if found := figures.get("transfer"):
         copy_ms = median(found["copy_ms"])
         _row(table, "transfer", "plain copy, ms", found["copy_ms"], 1.0)
-        for carrier in ("shm", "tcp"):
-            times = found[f"{carrier}_ms"]
-            rate = copy_ms / median(times)
-            _row(table, "transfer", f"{carrier}, ms; ÷ copy", times, rate)
+        for carrier, of in itertools.product(_CARRIERS, ("prefix", "stream")):
+            times = found[f"{carrier}_{of}_ms"]
+            # Nothing is fetched where that takes as long as to compute it.
+            _row(
+                table,
+                "transfer",
+                f"{carrier}, {of}, ms; copy ÷",
+                times,
+                copy_ms / (median(times) or math.inf),
+            )
     for length, each in figures.get("gap", {}).items():
         ratio = median(each["gaps_ms"]) / each["usual_ms"]
         _row(table, "gap", f"{length} tokens, ms; ÷ {each['usual_ms']:.1f} ms", each["gaps_ms"], ratio)

@@ -206,8 +206,8 @@ class KvMetrics:
     def __init__(self, declare: Declare) -> None:
         self._duration = declare.histogram(
             "kv_transfer_duration_ms",
-            "Milliseconds from when a piece of KV state begins to arrive from another worker until it is in "
-            "the KV cache, by what carries it: `shm`, `tcp`, `nats`, `channel`.",
+            "Milliseconds from asking another worker for KV state until all but its last tokens are in the "
+            "KV cache, by what carries it: `shm`, `tcp`, `nats`, `channel`; it may be computed meanwhile.",
             _TRANSFER_BUCKETS_MS,
             ("backend",),
         )
@@ -225,9 +225,12 @@ class KvMetrics:
             ("reason",),
         )
 
-    def piece_came(self, backend: str, n_bytes: int, seconds: float) -> None:
-        """A piece is in the KV cache, `seconds` after it began to arrive."""
+    def caught_up(self, backend: str, seconds: float) -> None:
+        """Nearly all of a state is in the KV cache, `seconds` after it was asked for."""
         self._duration.labels(backend).observe(seconds * 1000)
+
+    def piece_came(self, backend: str, n_bytes: int) -> None:
+        """A piece is in the KV cache."""
         self._bytes.labels(backend, "received").inc(n_bytes)
 
     def sent(self, backend: str, n_bytes: int) -> None:

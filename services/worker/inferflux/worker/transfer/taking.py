@@ -53,7 +53,6 @@ class _Piece:
     n_past: int
     n_bytes: int
     name: str
-    began_s: float
 
 
 class Taking:
@@ -113,7 +112,7 @@ class Taking:
         Raises:
             Failed: it did not come, or not all of it. What did is in the KV cache, for any request.
         """
-        wish, source = self.wanted.wish, self.wanted.source
+        wish, source, began_s = self.wanted.wish, self.wanted.source, time.monotonic()
         attributes = {
             names.REQUEST_ID: wish.request_id,
             names.KV_BACKEND: self.carrier.name,
@@ -125,6 +124,7 @@ class Taking:
         tasks = [asyncio.create_task(self._fetch()), asyncio.create_task(self._pass_on())]
         try:
             await self._until_here(self.wanted.limit_s)
+            self._metrics.caught_up(self.carrier.name, time.monotonic() - began_s)
             span.event("caught_up", {names.COMPUTED_TOKENS: self.tokens})
             self.is_told = True
             await self._on_caught_up(self.tokens)
@@ -152,7 +152,7 @@ class Taking:
             piece = self._given.popleft()
             self.n_bytes += piece.n_bytes
             self._channel.release(piece.n_bytes)
-            self._metrics.piece_came(self.carrier.name, piece.n_bytes, now_s - piece.began_s)
+            self._metrics.piece_came(self.carrier.name, piece.n_bytes)
             if not self._given:
                 self.busy_s += now_s - self._busy_since_s
         if news.error:
@@ -203,7 +203,7 @@ class Taking:
             if packet.n_bytes:
                 if not self._given:
                     self._busy_since_s = began_s
-                self._given.append(_Piece(packet.n_past, packet.n_bytes, packet.name, began_s))
+                self._given.append(_Piece(packet.n_past, packet.n_bytes, packet.name))
                 self._begin_import_span()
                 self._tell_engine(path=str(self._folder.path_of(packet.name)))
             if packet.error:
