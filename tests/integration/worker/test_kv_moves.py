@@ -14,6 +14,7 @@ from harness.worker import WorkerProcess, batch_item, read_to_end, resume_item, 
 from inferflux.common.bus import Bus, StreamLimits, TokenSubscription
 from inferflux.common.contract import subjects
 from inferflux.common.contract.callers.cache_scope import cache_scope_of, prefix_tokens
+from inferflux.common.process.pieces import READ, UNFINISHED
 from inferflux.v1 import scheduler_pb2, tokens_pb2, worker_pb2
 
 # No two tokens of its answer are nearly as likely as each other: any steps compute the same.
@@ -149,7 +150,9 @@ async def test_a_move_that_is_given_up_leaves_nothing_behind(
         await new.command(worker_pb2.WorkerCommand(drop=drop))
         async with asyncio.timeout(15):  # it is given up after 30 s anyhow
             await new.until(lambda: not transfers_of(new).under_way and transfers_of(new).failed == 1)
-        assert not [*tmp_path.rglob("pieces/*")]
+        # The source uses its files again.
+        assert not [*(tmp_path / "to").rglob("pieces/*")]
+        assert not [path for path in tmp_path.rglob("pieces/*") if path.suffix not in (READ, UNFINISHED)]
         assert not (await old.resume(resume_item("stays-here"))).refused
         assert tokens + token_ids(await read_to_end(stream)) == expected
         stream.close()

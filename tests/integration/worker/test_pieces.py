@@ -76,6 +76,7 @@ class Side(Served):
         if not self.engine.residents:
             assert memory.ledger.used == 0
         self.engine._tiers.pieces.wait_for_writes(WAIT_S)
+        self.engine._tiers.pieces.drop_spares()
         self.until(lambda: not self.folder.exists() or not list(self.folder.iterdir()))
 
 

@@ -112,6 +112,7 @@ def test_no_other_file_of_the_services_writes_and_renames_by_itself() -> None:
         "cli/inferflux/cli/model_files/fetching.py",  # the same, once its hash was checked
         "cli/inferflux/cli/stack/supervisor.py",  # a log that is set aside
         "libs/common/inferflux/common/process/child/scratch.py",  # a lock, once it is held
+        "libs/common/inferflux/common/process/pieces.py",  # one that was read, for its maker
         "libs/common/inferflux/common/process/private_files.py",
         "services/gateway/inferflux/gateway/request/call.py",  # of a span
         "services/worker/inferflux/worker/engine/tiers/folder.py",  # a whole file into another folder

@@ -111,6 +111,7 @@ class Side(WorkerWorld):
         assert memory.free_seq_ids == self.cache.sequences
         assert memory.prefixes._awaited == set()
         self.engine._tiers.pieces.wait_for_writes(20)
+        self.engine._tiers.pieces.drop_spares()
         self.until(lambda: not self.files())
 
 
@@ -276,7 +277,7 @@ def test_the_last_pieces_are_removed_where_they_are_not_read(sides: tuple[Side, 
     source.ahead_s += 11
     source.settle()
     source.leaks_nothing()
-    assert len(source.engine._pieces.exports) == 0
+    assert len(source.engine.pieces.exports) == 0
 
 
 def test_a_piece_that_could_not_be_written_ends_an_export_whose_request_has_left(
@@ -466,7 +467,7 @@ def test_little_that_is_cached_or_cannot_be_gone_on_with_is_not_counted(root: Pa
 
 def test_a_request_that_goes_on_without_its_state_says_so_to_who_asks(sides: tuple[Side, Side]) -> None:
     _, target = sides
-    target.engine._pieces._imports._imports["t.a"] = over = imports._Import(None, "t.a", Arrival(0.0))
+    target.engine.pieces._imports._imports["t.a"] = over = imports._Import(None, "t.a", Arrival(0.0))
     over.arrival.is_over = True
     assert target.ask() == 0
     assert target.imported[-1].error == "its request goes on without it"

@@ -33,6 +33,7 @@ from .llama.native import Backend
 from .llama.trials import SHARING
 from .media.image_note import ImageNote
 from .media.images import Images
+from .plan.sequence import Sequence
 from .plan.speculation import OFF
 from .step.core import Engine
 from .step.engine_paths import paths_of
@@ -156,7 +157,11 @@ def serve_step(engine: Engine, worker: _Worker, inbox: Inbox, outbox: Outbox) ->
         engine.obey(command)
     if outbox.has_waiting and any(sequence.is_prefilling for sequence in engine.running.values()):
         outbox.send()  # a step with a prompt is no short one
-    engine.step()
+    engine.poll()
+    if engine.pieces.has_news:  # who waits for state waits for no step
+        _report(engine, outbox)
+        outbox.send()
+    engine.compute()
     _report(engine, outbox)
     if engine.check_ledger():
         _report(engine, outbox)
@@ -178,19 +183,21 @@ def _load(worker: _Worker, inbox: Inbox, note: ImageNote) -> Engine:
         backend.note_images(note)
         constraints = Constraints(backend.vocab, backend.trials.constraint_error)
         backend.trials.constraint_error = constraints.why_not
+        tiers: Tiers[Sequence] = Tiers(
+            backend.identity,
+            host_bytes=config.host_bytes,
+            host_eviction=Eviction(config.host_eviction or Eviction.LRU.value),
+            disk=disk,
+            disk_bytes=config.disk_bytes,
+            is_divisible=backend.cuts_states,
+        )
+        tiers.pieces.on_done = worker.waker()
         engine = Engine(
             backend,
             worker_id=config.worker_id,
             max_itl_factor=config.max_itl_factor,
             step_limit_s=config.step_limit_s,
-            tiers=Tiers(
-                backend.identity,
-                host_bytes=config.host_bytes,
-                host_eviction=Eviction(config.host_eviction or Eviction.LRU.value),
-                disk=disk,
-                disk_bytes=config.disk_bytes,
-                is_divisible=backend.cuts_states,
-            ),
+            tiers=tiers,
             constraints=None if constraints.why_not else constraints,
             has_prefix_cache=config.prefix_cache,
             disk_prompt_tokens=config.disk_prompt_tokens,

@@ -8,11 +8,11 @@ import secrets
 import socket
 import stat
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from inferflux.common.process.pieces import PIECES, UNFINISHED, crc32, release
 from inferflux.common.process.private_files import bytes_below, write_all
 
 from .packets import Failed, is_name
@@ -20,7 +20,6 @@ from .packets import Failed, is_name
 CHUNK_BYTES = 256 << 10
 # Pieces are taken, or given up, sooner; one that is not finished may wait for more tokens.
 _LEFT_S, _UNFINISHED_LEFT_S = 60.0, 600.0
-_UNFINISHED = ".tmp"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,7 +37,7 @@ class PieceFolder:
         self.name = name
         self._exchange = exchange
         self._limit = limit
-        self._pieces = exchange / "pieces"
+        self._pieces = exchange / PIECES
         self._sockets = exchange / "sockets"
 
     def prepare(self) -> None:
@@ -63,7 +62,7 @@ class PieceFolder:
                         path.unlink()
             for path in lock.with_name(self._pieces.name).glob("*"):
                 with contextlib.suppress(OSError):
-                    limit_s = _UNFINISHED_LEFT_S if path.suffix == _UNFINISHED else _LEFT_S
+                    limit_s = _UNFINISHED_LEFT_S if path.suffix == UNFINISHED else _LEFT_S
                     if now_s - path.lstat().st_mtime > limit_s:
                         path.unlink()
 
@@ -104,6 +103,11 @@ class PieceFolder:
             with contextlib.suppress(OSError):
                 (self._pieces / name).unlink()
 
+    def release(self, name: str) -> None:
+        """A piece was read."""
+        if is_name(name):
+            release(self._pieces / name)
+
     def new(self, n_bytes: int) -> Arriving:
         """A piece of this size that begins to arrive; it has a name of its own.
 
@@ -140,7 +144,7 @@ class PieceFolder:
         """CRC-32 of a piece; raises as `chunks`."""
         crc = 0
         for chunk in self.chunks(name, n_bytes):
-            crc = zlib.crc32(chunk, crc)
+            crc = crc32(chunk, crc)
         return crc
 
 
@@ -164,7 +168,7 @@ class Arriving:
 
     def write(self, chunk: bytes) -> None:
         """Raises Failed where there is no room for it."""
-        self._crc = zlib.crc32(chunk, self._crc)
+        self._crc = crc32(chunk, self._crc)
         try:
             write_all(self._file, chunk)
         except OSError as error:

@@ -193,7 +193,7 @@ class Sending:
         if packet.n_bytes:
             self._door.on_sent(self._carrier, packet.n_bytes)
         if is_read and packet.name:
-            self.folder.remove(packet.name)
+            self.folder.release(packet.name)
             self._unread.remove(packet.name)
 
     def give_up(self) -> None:

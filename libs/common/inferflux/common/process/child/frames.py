@@ -7,6 +7,7 @@ The parent's end is asyncio; the child's end blocks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import select
 import socket
@@ -42,6 +43,7 @@ class ChildEnd(Generic[_Received]):
         self._parse = parse
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._woken: socket.socket | None = None
         self._buffer = bytearray()
 
     def receive(self) -> _Received:
@@ -60,12 +62,27 @@ class ChildEnd(Generic[_Received]):
         Raises:
             EOFError: the parent closed its end.
         """
-        if self._poll.poll(None if wait_s is None else math.ceil(wait_s * 1000)):
+        ready = [fd for fd, _ in self._poll.poll(None if wait_s is None else math.ceil(wait_s * 1000))]
+        if self._woken is not None and self._woken.fileno() in ready:
+            self._woken.recv(_READ_SIZE)
+        if self._sock.fileno() in ready:
             self._read()
             while self._ends_within_a_message():
                 self._read()
         while (payload := self._next()) is not None:
             yield self._parse(payload)
+
+    def waker(self) -> Callable[[], None]:
+        """Make what has `arrived` wait no longer, when another thread calls it."""
+        self._woken, waking = socket.socketpair()
+        waking.setblocking(False)
+        self._poll.register(self._woken, select.POLLIN)
+
+        def wake() -> None:
+            with contextlib.suppress(BlockingIOError):  # it was woken more often than it looked
+                waking.send(b"\0")
+
+        return wake
 
     def send(self, *messages: Message) -> None:
         """Send messages in one go; waits while the parent takes nothing."""

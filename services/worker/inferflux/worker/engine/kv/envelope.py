@@ -19,15 +19,14 @@ numbers are little-endian:
 A piece is an envelope whose payload begins at a later position than 0: it is of use to those that have the
 state of the tokens before. Its version is another one, so builds that know no pieces refuse it.
 
-CRC-32 is zlib's: it is in the standard library, finds every changed byte, and releases the GIL. State that
-never leaves the process is not summed: `Envelope` says by its type that it was made or checked here.
+CRC-32 finds every changed byte. State that never leaves the process is not summed: `Envelope` says by its
+type that it was made or checked here.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
@@ -35,6 +34,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from inferflux.common.process.pieces import crc32
 
 TokenArray = NDArray[np.int32]
 StateBytes = NDArray[np.uint8]
@@ -147,7 +148,7 @@ class Envelope:
 
     def seal(self) -> None:
         """Write the checksums, so that it can leave the process."""
-        payload_crc = zlib.crc32(self.payload.data)
+        payload_crc = crc32(self.payload.data)
         _write_header(self.buffer, self.header, payload_crc)
 
 
@@ -238,7 +239,7 @@ def open_envelope(buffer: StateBytes, identity: Identity) -> Envelope:
     header = open_header(buffer.data, buffer.shape[0])
     check_identity(header, identity)
     envelope = Envelope(header, buffer)
-    if zlib.crc32(envelope.payload.data) != header.payload_crc:
+    if crc32(envelope.payload.data) != header.payload_crc:
         raise Refused(Refusal.CORRUPT, "its payload")
     return envelope
 
@@ -294,4 +295,4 @@ def _write_header(buffer: StateBytes, header: Header, payload_crc: int) -> None:
 
 
 def _header_crc(header: memoryview) -> int:
-    return zlib.crc32(header[PRELUDE_BYTES:], zlib.crc32(header[:_CHECKSUM_AT]))
+    return crc32(header[PRELUDE_BYTES:], crc32(header[:_CHECKSUM_AT]))

@@ -88,13 +88,25 @@ class Exports:
         self.news: list[engine_pb2.EnginePiece] = []
 
     def __len__(self) -> int:
-        """Exports that are under way, or whose pieces are not read yet."""
+        """Exports that are under way, or have unread pieces."""
         return len(self._exports)
 
     @property
     def is_busy(self) -> bool:
         """True if one goes on with the next look."""
-        return any(each.told or (each.is_due and not each.is_ended) for each in self._exports.values())
+        return self.is_due or any(e.told for e in self._exports.values())
+
+    @property
+    def is_due(self) -> bool:
+        """True if one would copy more."""
+        return any(e.is_due and not e.is_ended for e in self._exports.values())
+
+    @property
+    def can_go_on(self) -> bool:
+        """True if one would copy more at once."""
+        return not self._files.is_preparing and any(
+            e.is_due and not e.is_ended for e in self._exports.values()
+        )
 
     def obey(self, command: engine_pb2.EngineExport) -> None:
         """Begin an export, or end one."""
@@ -272,6 +284,8 @@ class Exports:
             left -= n
             tokens = export.tokens[: export.exported + n]
             self._copy(export, match.holder, scope, tokens, is_last=not left)
+            if not any(each.is_running for each in self._residents.values()):
+                break  # nothing is computed: each leaves as soon as it can
             has_time = False
 
     def _leave(self, export: Export, sequence: Sequence, limit_s: float | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from inferflux.v1 import engine_pb2
@@ -24,6 +24,8 @@ from .taken import NotTaken, TakenPieces
 _MOST_IMPORTS = 64
 # An import ends when its request has not come this time after the last piece.
 _REQUEST_S = 30.0
+# A step waits so long for a request's last piece to be read.
+_READ_S = 0.003
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +99,7 @@ class Imports:
             found = self._new(command, found)
         if found is None or found.arrival.is_over or is_outdated:
             if command.path:
-                self._files.taken(command.path)
+                self._files.discard(command.path)
             if found is not None and command.token_ids and not is_outdated:
                 self._tell(found, "its request goes on without it")
             return
@@ -130,6 +132,9 @@ class Imports:
         now_s = self._clock_s()
         has_time = True
         for each in list(self._imports.values()):
+            if each.has_all and each.sequence is not None and each.reads:
+                # All that it waits for: a step would take longer.
+                wait([each.reads[-1][1]], min(self._saved.copying_left_s, _READ_S))
             while each.reads and each.reads[0][1].done() and (has_time or self._saved.copying_left_s > 0):
                 self._take(each)
                 has_time = False
@@ -137,7 +142,7 @@ class Imports:
             if each.arrival.is_over:
                 if has_begun or now_s - each.arrival.progress_s >= _REQUEST_S:
                     self._forget(each)
-            elif each.has_all and not each.reads:
+            elif (each.has_all and not each.reads) or _is_enough(each):
                 self._end(each)
             elif each.sequence is not None and each.sequence.is_loaded:
                 self._end(each, "the request has gone on without it")
@@ -224,8 +229,14 @@ class Imports:
     def _drop(self, each: _Import) -> None:
         """Remove what is not read."""
         while each.reads:
-            self._files.taken(each.reads.popleft()[0])
+            self._files.discard(each.reads.popleft()[0])
 
     def _tell(self, each: _Import, why: str = "") -> None:
         if each.id is not None:
             self.news.append(engine_pb2.EngineImported(id=each.id, tokens=each.tokens, error=why))
+
+
+def _is_enough(each: _Import) -> bool:
+    """True if a request that moved need not wait to be told that no more comes."""
+    sequence = each.sequence
+    return sequence is not None and sequence.generated > 0 and each.tokens >= sequence.n_tokens - 1

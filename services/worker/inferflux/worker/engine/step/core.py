@@ -60,6 +60,9 @@ class Engine(Shell[Sequence]):
         clock: the system's if none is given.
         arrived: gives the commands that came since it was asked last; they are obeyed after the step. It is
             asked often while a long step is computed.
+
+    Attributes:
+        pieces: state that leaves and comes so.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Engine(Shell[Sequence]):
             model=draft_model,
         )
         self._lower_tiers = LowerTiers(tiers, self._saved)
-        self._pieces = Pieces(
+        self.pieces = Pieces(
             backend,
             self._memory,
             self._saved,
@@ -120,7 +123,7 @@ class Engine(Shell[Sequence]):
         )
         # A sequence begins in their order: drafts of one depend on whether it has a constraint.
         self._parts: tuple[Part, ...] = (
-            self._pieces,
+            self.pieces,
             self._lower_tiers,
             self._adapters,
             self._determinism,
@@ -150,7 +153,8 @@ class Engine(Shell[Sequence]):
             fail=self._fail,
             deschedule=self._deschedule,
         )
-        self._check_times = CheckTimes(self._clock.monotonic_s())
+        self._began_s = self._clock.monotonic_s()
+        self._check_times = CheckTimes(self._began_s)
 
     def flush(self, limit_s: float, *, requests_only: bool = False) -> engine_pb2.EngineReport:
         """End every request silently, and put what is worth keeping on disk, within `limit_s`.
@@ -164,9 +168,9 @@ class Engine(Shell[Sequence]):
             def left_s() -> float:
                 return max(until_s - self._clock.monotonic_s(), 0.0)
 
-            others = [s for s in self._by_order() if not self._pieces.exports.leave(s, left_s())]
+            others = [s for s in self._by_order() if not self.pieces.exports.leave(s, left_s())]
             self._memory.hand_over_all(others, left_s())
-            self._pieces.exports.wait_for_writes(left_s())
+            self.pieces.exports.wait_for_writes(left_s())
         for sequence in list(self.residents.values()):
             self._leave(sequence)
         if requests_only:
@@ -185,7 +189,7 @@ class Engine(Shell[Sequence]):
 
     def cancel(self, key: str, *, is_silent: bool, leaves_state: bool = False) -> None:
         sequence = self.residents.get(key)
-        if leaves_state and sequence is not None and not self._pieces.exports.leave(sequence):
+        if leaves_state and sequence is not None and not self.pieces.exports.leave(sequence):
             self._memory.hand_over(sequence)
         super().cancel(key, is_silent=is_silent)
 
@@ -197,7 +201,7 @@ class Engine(Shell[Sequence]):
     def idle_s(self) -> float | None:
         """Seconds for which nothing is to be done unless a command comes: until the next deadline, for ever
         (None), or not at all (0) while sequences run."""
-        if self._is_behind:
+        if self._is_behind or (self.pieces.can_go_on and not self.running):
             return 0.0
         if self.running:
             must_wait, held = self._memory.must_wait, self._held()
@@ -208,7 +212,7 @@ class Engine(Shell[Sequence]):
         if any(part.is_busy for part in self._parts):
             return _POLL_S
         idle_s = super().idle_s()
-        if self._tiers.is_scanning or self._pieces.are_any:
+        if self._tiers.is_scanning or self.pieces.are_any:
             return _SCAN_POLL_S if idle_s is None else min(_SCAN_POLL_S, idle_s)
         return idle_s
 
@@ -219,7 +223,7 @@ class Engine(Shell[Sequence]):
 
     @property
     def has_news(self) -> bool:
-        parts = self._adapters.has_news or self._pieces.has_news
+        parts = self._adapters.has_news or self.pieces.has_news
         return self._report.has_news or parts or self._is_behind
 
     def obey(self, command: engine_pb2.EngineCommand) -> None:
@@ -235,7 +239,7 @@ class Engine(Shell[Sequence]):
             case "limit_host":
                 self.limit_host(command.limit_host.bytes)
             case "export_state" | "import_state":
-                self._pieces.obey(command)
+                self.pieces.obey(command)
             case _:
                 super().obey(command)
 
@@ -313,21 +317,29 @@ class Engine(Shell[Sequence]):
             part.stats(step)
 
     def step(self) -> None:
-        """Give every decoding sequence its token and prompts their part, as far as the KV cache goes.
+        """As `poll`, and `compute` then."""
+        self.poll()
+        self.compute()
 
-        Raises:
-            DecodeError: the engine has to start again.
-        """
-        clock = self._clock
-        began = clock.monotonic_s()
+    def poll(self) -> None:
+        """Look after what is done meanwhile, and copy state, as far as the step has time for it."""
+        self._began_s = began = self._clock.monotonic_s()
         self._expire(began)
         n_decoding = sum(not s.is_prefilling for s in self.running.values())
         self._saved.begin_step(self._times.budget.copying_s(n_decoding))
         for part in self._parts:
             for outcome in part.poll(began):
                 self._end_waiting(outcome)
+
+    def compute(self) -> None:
+        """Give every decoding sequence its token and prompts their part, as far as the KV cache goes.
+
+        Raises:
+            DecodeError: the engine has to start again.
+        """
         if not self.running:
             return
+        clock, began = self._clock, self._began_s
         plan = self._planning.next(began, self._held())
         if not plan.n_tokens:
             return  # all that runs is read from disk, or waits for its constraint
