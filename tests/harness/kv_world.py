@@ -22,10 +22,10 @@ from inferflux.common.bus import Bus
 from inferflux.common.process.tls import TlsFiles
 from inferflux.common.tracing import OFF, Tracer
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker.kv_settings import KvSettings
 from inferflux.worker.metrics import KvMetrics, WorkerMetrics
 from inferflux.worker.model.spans import WorkerSpans
 from inferflux.worker.model.worker_state import WorkerState
+from inferflux.worker.transfer.settings import KvSettings
 from inferflux.worker.transfer.transfers import KvProcess, Transfers
 
 CALLER = Caller()

@@ -33,7 +33,7 @@ from .files.device_wish import (
 )
 from .files.expert_ranks import ranks_of
 from .files.kv_types import KvType
-from .kv_settings import KvSettings
+from .transfer.settings import KvSettings
 
 # Sequence ids for cached prefixes, unless something else is asked for.
 _CACHED_SEQUENCES = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from inferflux.common.contract import terms
 from inferflux.common.contract.requests.worker_pools import DEFAULT
@@ -13,10 +13,20 @@ from inferflux.common.contract.requests.worker_roles import BY_NAME
 from inferflux.common.process import logs
 from inferflux.v1 import scheduler_pb2
 
-if TYPE_CHECKING:
-    from inferflux.worker.settings import WorkerSettings
-
 log = logs.get("worker.state")
+
+
+class Place(Protocol):
+    """Settings of where a worker stands in the fleet."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def pool(self) -> str: ...
+
+    @property
+    def zone(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -46,7 +56,7 @@ class WorkerState:
     role: scheduler_pb2.WorkerRole.ValueType = scheduler_pb2.WORKER_ROLE_UNIFIED
 
     @classmethod
-    def begin(cls, worker_id: str, settings: WorkerSettings) -> Self:
+    def begin(cls, worker_id: str, settings: Place) -> Self:
         """State of a worker that starts now."""
         role = BY_NAME[settings.role]
         return cls(worker_id, uuid.uuid4().hex, pool=settings.pool, zone=settings.zone, role=role)

@@ -17,7 +17,6 @@ from inferflux.common.contract.callers.cache_scope import cache_scope_of, prefix
 from inferflux.common.process import logs
 from inferflux.common.process.tasks import Background
 from inferflux.v1 import engine_pb2, scheduler_pb2, worker_pb2
-from inferflux.worker.kv_settings import KvSettings
 from inferflux.worker.metrics import KvMetrics
 from inferflux.worker.model.spans import WorkerSpans
 from inferflux.worker.model.worker_state import WorkerState
@@ -28,6 +27,7 @@ from .over_nats import NatsServer, NatsTransport
 from .packets import MOST_LIMIT_MS, Failed
 from .piece_files import PieceFolder
 from .serving import Exports
+from .settings import KvSettings
 from .streams import ShmTransport, StreamServer, TcpTransport
 from .taking import Fetched, Taking
 from .transport import Door, Doors, KvTransport
