@@ -3,8 +3,9 @@
     python -m benchmarks.handover                       # SmolLM2, 8 streams of 2,000 tokens
     python -m benchmarks.handover --ways killed --prompt-tokens 200 --pairs 5
 
-Two workers of one machine. One is drained, and hands its requests over at once, or gets kill -9. In turn:
-what it has computed goes along through shared memory, or is computed again (`INFERFLUX_WORKER_SHM_BYTES=0`).
+Two workers of one machine. One is drained, and hands its requests over at once, or gets kill -9, or its
+engine does: that one has room for half of the streams, and is killed once some are preempted. In turn: what
+it has computed goes along through shared memory, or is computed again (`INFERFLUX_WORKER_SHM_BYTES=0`).
 It prints the longest gap of the streams, and which part of their tokens was not computed again.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -27,20 +29,23 @@ from benchmarks.load.stats import median
 from benchmarks.rows.lab import LabError
 from benchmarks.rows.measured import measured
 from benchmarks.scheduling.figures import Window, longest_gap_s
-from benchmarks.scheduling.ground import Ground, ground, ready_workers, until
+from benchmarks.scheduling.ground import Ground, ground, ready_workers, until, until_so
 from benchmarks.scheduling.streams import Stream, failures, hang_up
 from inferflux.cli.stack import StackOptions
 
-WAYS = ("drained", "killed")
+WAYS = ("drained", "killed", "engine killed")
 _SMOLLM2 = Path.home() / ".cache/inferflux/models/smollm2/smollm2.gguf"
 _STREAMS = 8
 # Of each: more than come until the last one has begun, and then until all go on.
 _MAX_TOKENS = 1500
 _AFTER_TOKENS = 16
 _LIMIT_S = 300.0
+# Requests in host memory when an engine is killed.
+_PREEMPTED = 2
 _FOR_EVER_S = 1e9
 # Ids of words, in each vocabulary.
 _TOKENS = (300, 1900)
+_ENGINE = WAYS[-1]
 _VICTIM, _SPARE = "worker-0", "worker-1"
 
 
@@ -65,7 +70,7 @@ async def gap_of(options: argparse.Namespace, way: str, *, goes_along: bool) -> 
         model=options.model.resolve(),
         workers=2,
         slots=_STREAMS,
-        kv_cells=_STREAMS * (options.prompt_tokens + _MAX_TOKENS),
+        kv_cells=_STREAMS * (options.prompt_tokens + _MAX_TOKENS) // (2 if way == _ENGINE else 1),
         restarts=False,
         env={} if goes_along else {"INFERFLUX_WORKER_SHM_BYTES": "0"},
     )
@@ -76,31 +81,45 @@ async def gap_of(options: argparse.Namespace, way: str, *, goes_along: bool) -> 
         underway = [on.caller.send(request) for request in asked]
         streams: Sequence[Stream] = [one.stream for one in underway]
         await until(lambda: all(s.tokens for s in streams), patience_s=_LIMIT_S)
+        if way == _ENGINE:
+            await until_so(lambda: _has_preempted(on), patience_s=_LIMIT_S)
         await on.admin.undrain(_SPARE)
         await on.until_scheduler(lambda s: _SPARE in ready_workers(s))
         at_s = time.perf_counter()
         had = [s.tokens for s in streams]
         await _stop(on, way)
-        await until(lambda: _go_on(streams, had), patience_s=_LIMIT_S)
-        if any(s.ended_s or s.workers[:2] != [_VICTIM, _SPARE] for s in streams):
+        # An engine that is started again may have some of them.
+        moved = [s for s in streams if way != _ENGINE]
+        await until(lambda: _go_on(streams, had, moved), patience_s=_LIMIT_S)
+        if failures(streams) or any(s.ended_s or s.workers[:2] != [_VICTIM, _SPARE] for s in moved):
             raise LabError(f"a stream failed, or ended too early: {failures(streams)[:1]}")
-        gauges = await on.gauges(_SPARE)
+        gauges = [await on.gauges(worker) for worker in (_VICTIM, _SPARE) if moved == [] or worker == _SPARE]
         await hang_up(one.task for one in underway)
-    found = gauges["inferflux_retried_found_tokens_total"] / gauges["inferflux_retried_tokens_total"]
-    return longest_gap_s(streams, Window(at_s, _FOR_EVER_S)), found
-
-
-def _go_on(streams: Sequence[Stream], had: Sequence[int]) -> bool:
-    moved = (
-        s.workers[:2] == [_VICTIM, _SPARE] and s.tokens >= n + _AFTER_TOKENS
-        for s, n in zip(streams, had, strict=True)
+    found, tokens = (
+        sum(each[f"inferflux_retried_{name}_total"] for each in gauges) for name in ("found_tokens", "tokens")
     )
-    return all(is_on or s.ended_s for is_on, s in zip(moved, streams, strict=True))
+    return longest_gap_s(streams, Window(at_s, _FOR_EVER_S)), found / tokens
+
+
+async def _has_preempted(on: Ground) -> bool:
+    return (await on.gauges(_VICTIM))["inferflux_worker_swapped_requests"] >= _PREEMPTED
+
+
+def _go_on(streams: Sequence[Stream], had: Sequence[int], moved: Sequence[Stream]) -> bool:
+    is_moved = all(s.workers[:2] == [_VICTIM, _SPARE] or s.ended_s for s in moved)
+    return is_moved and all(
+        s.tokens >= n + _AFTER_TOKENS or s.ended_s for s, n in zip(streams, had, strict=True)
+    )
 
 
 async def _stop(on: Ground, way: str) -> None:
     if way == "killed":
         await on.stack.kill(_VICTIM)
+        return
+    if way == _ENGINE:
+        for child in psutil.Process(on.stack.processes[_VICTIM].pid).children():
+            if "inferflux.worker.engine" in child.cmdline():
+                child.kill()
         return
     async for _ in on.admin.drain(_VICTIM, hand_over_after_ms=0):
         pass

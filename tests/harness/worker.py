@@ -54,6 +54,10 @@ class WorkerProcess:
 
     async def start_ready(self) -> None:
         await self.start()
+        await self.until_own_ready()
+
+    async def until_own_ready(self) -> None:
+        """Return once a heartbeat says that it is."""
         await self.until(
             lambda: self.status is not None and self.status.state == scheduler_pb2.WORKER_STATE_READY
         )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from harness.worker import DEMO_MODEL, WorkerProcess, batch_item, read_to_end, token_ids
+from harness.children import has_ended
+from harness.worker import DEMO_MODEL, WAIT_S, WorkerProcess, batch_item, read_to_end, token_ids
 
-from inferflux.common.bus import Bus
+from inferflux.cli.stack.servers import free_port
+from inferflux.common.bus import Bus, TokenSubscription
 from inferflux.v1 import engine_pb2, tokens_pb2
 from inferflux.worker.engine.kv.envelope import Envelope, Identity
 from inferflux.worker.engine.llama.native import Backend
@@ -235,3 +240,89 @@ async def test_a_worker_that_was_killed_finds_its_disk_tier_again(
     finally:
         worker.kill()
         await bus.close()
+
+
+@pytest.mark.parametrize(
+    ("victim", "is_preempted"), [("engine", True), ("engine", False), ("worker", True), ("worker", False)]
+)
+async def test_what_is_killed_leaves_its_host_memory_to_the_next_engine(
+    nats_url: str, tmp_path: Path, text: list[int], victim: str, is_preempted: bool
+) -> None:
+    """A cold prefix, and a preempted request; without a disk tier, as workers are set up by default."""
+    bus = await Bus.connect(nats_url, name="tier-tests")
+    port = free_port()
+    variables = {
+        "INFERFLUX_WORKER_SLOTS": "1",
+        "INFERFLUX_WORKER_KV_CELLS": "256",
+        "INFERFLUX_WORKER_CONTEXT_LENGTH": "250",
+        "INFERFLUX_METRICS_LISTEN": f"127.0.0.1:{port}",
+    }
+    cold, prompt, n_answer = text[:KEPT_TOKENS][::-1], text[:100], 50
+    worker = WorkerProcess(tmp_path, nats_url, bus, "heir", **variables)
+    try:
+        await worker.start_ready()
+        expected, _ = await answer_of(worker, "cold", cold)
+        stream = await worker.read("preempted")
+        await worker.submit(batch_item("preempted", prompt=prompt, max_tokens=n_answer))
+        generated = list(tokens_pb2.TokenChunk.FromString(await stream.next(WAIT_S)).token_ids)
+        await worker.preempt("preempted")
+        await answer_of(worker, "other", [1, *cold, *cold[:60]])  # the KV cache has no room for two
+        generated += pending(stream)
+        assert 0 < len(generated) < n_answer
+        engine = psutil.Process(worker.engine_pid())
+        folder = folder_of(engine)
+        async with asyncio.timeout(WAIT_S):
+            while len(list(folder.glob("*.kv"))) < 2:
+                await asyncio.sleep(0.01)
+        if victim == "engine":
+            engine.kill()
+            await worker.until(lambda: any(event.HasField("engine_died") for event in worker.events))
+        else:
+            worker.kill()
+            async with asyncio.timeout(WAIT_S):
+                while not has_ended(engine):
+                    await asyncio.sleep(0.01)
+            await worker.start()
+        worker.status = None
+        await worker.until_own_ready()
+        # Whichever comes first: what that took may say that the other one is computed sooner.
+        if is_preempted:
+            going_on = batch_item(
+                "preempted", epoch=2, prompt=prompt, generated=generated, max_tokens=n_answer
+            )
+            going_on.seeks_state = True
+            stream = await worker.read("preempted")
+            assert not (await worker.submit(going_on)).refused
+            chunks = await read_to_end(stream)
+            assert generated + token_ids(chunks) == text[len(prompt) :][:n_answer]
+            found = await metric(port, "retried_found_tokens_total")
+            assert found == len(prompt) + len(generated) - 1
+        else:
+            assert await answer_of(worker, "again", cold) == (expected, KEPT_TOKENS - 1)
+        worker.send(signal.SIGTERM)
+        assert await worker.wait() == 0
+        assert not list(folder.parent.glob("[0-9]*"))
+    finally:
+        worker.kill()
+        await bus.close()
+
+
+def pending(stream: TokenSubscription) -> list[int]:
+    """The tokens that have come."""
+    chunks = iter(stream.next_nowait, None)
+    return token_ids([tokens_pb2.TokenChunk.FromString(chunk) for chunk in chunks if chunk is not None])
+
+
+def folder_of(engine: psutil.Process) -> Path:
+    """The folder that an engine has in shared memory."""
+    (lock,) = {each.path for each in engine.open_files() if each.path.endswith("/lock")}
+    return Path(lock).parent
+
+
+async def metric(port: int, name: str) -> float:
+    def read() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as reply:
+            return str(reply.read().decode())
+
+    found = re.findall(rf"^inferflux_{name}(?:{{.*}})? (\S+)$", await asyncio.to_thread(read), re.MULTILINE)
+    return sum(float(value) for value in found)

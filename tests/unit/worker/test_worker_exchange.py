@@ -13,7 +13,7 @@ from harness.worker import batch_item
 from harness.worker_world import WorkerWorld, next_token
 
 from inferflux.v1 import worker_pb2
-from inferflux.worker.engine.tiers import folder
+from inferflux.worker.engine.tiers import claims
 from inferflux.worker.engine.tiers.disk import Disk, DiskUnavailable
 
 PROMPT = [(7 * i) % 40 for i in range(60)]
@@ -122,9 +122,10 @@ def test_a_request_that_moves_is_not_computed_again(root: Path) -> None:
     after.submit(taken_over("a", PROMPT, generated))
     assert run_out(after) == 1
     assert emitted(after, "a") == answer_to(PROMPT)[len(generated) :]
-    assert files(root) == []  # what was read is in memory
+    assert files(root) == ["1"]  # it is in host memory, and its file the copy of it
     for world in (before, after):
         world.engine.close()
+    assert files(root) == []
 
 
 def test_the_state_may_come_after_the_request(root: Path) -> None:
@@ -198,6 +199,7 @@ def test_what_no_request_needs_is_not_kept_where_there_is_no_disk_tier(root: Pat
         run_out(world)
     world.engine.limit_host(0)
     world.engine.flush(10.0)
+    settle_disk(world)
     assert files(root) == []
     world.engine.close()
 
@@ -217,7 +219,7 @@ def test_what_is_not_taken_is_removed_in_time(root: Path, monkeypatch: pytest.Mo
     disk = Disk(root, IDENTITY)
     disk.offer(state_of(PROMPT), MEMORY)
     disk.wait_for_writes(10.0)
-    monkeypatch.setattr(folder, "_EXCHANGE_S", -1.0)
+    monkeypatch.setattr(claims, "_EXCHANGE_S", -1.0)
     disk.offer(state_of(PROMPT[::-1]), MEMORY)
     disk.wait_for_writes(10.0)
     assert files(root) == ["exchange"]
@@ -270,7 +272,7 @@ def test_a_worker_that_starts_removes_what_dead_fleets_have_left(
     dead.offer(state_of(PROMPT), MEMORY)
     dead.wait_for_writes(10.0)
     dead._folder.close()  # as a kill does
-    monkeypatch.setattr(folder, "_EXCHANGE_S", -1.0)
+    monkeypatch.setattr(claims, "_EXCHANGE_S", -1.0)
     disk = Disk(root, IDENTITY, is_tier=False)
     disk.flush()
     assert [path.name for path in root.parent.iterdir()] == ["fleet"]

@@ -339,8 +339,9 @@ class WorkerSettings(KvSettings):
     shm_bytes: ByteCount = setting(
         1 << 30,
         "most bytes of shared memory (`/dev/shm`) for the state of requests that another worker of this "
-        "machine goes on with, after a crash, a drain or a move; 0: it is computed again. With `DISK_PATH` "
-        "that folder is used instead",
+        "machine goes on with, after a crash, a drain or a move; up to half of it holds copies of host "
+        "memory, of each engine, which one that is killed leaves to the next; 0: all is computed again. With "
+        "`DISK_PATH` that folder is used instead",
         ge=0,
         le=_MOST_INT64,
     )

@@ -6,11 +6,13 @@ thread team belongs to the thread that calls it. Another waits for the lifeline'
 constraints, a fourth waits for the process that checks answers, a fifth encodes images.
 
 When the worker is gone, the engine leaves what its requests have computed in the exchange, if there is one,
-and ends: a worker of this machine that goes on with them need not compute it again.
+and ends: a worker of this machine that goes on with them need not compute it again. The copies of its host
+memory stay as well.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from inferflux.common.llama.native import on_abort
 from inferflux.common.process.child.frames import ChildEnd
-from inferflux.common.process.child.lifeline import exit_at_end_of
+from inferflux.common.process.child.lifeline import exit_at_end_of, is_at_end
 from inferflux.common.process.machine import heap
 from inferflux.v1 import engine_pb2, scheduler_pb2
 
@@ -49,6 +51,8 @@ _TOGETHER_S = 0.002
 # After the worker is gone: for what its requests have computed, and until this process ends in any case.
 _RESCUE_S = 0.3
 _GRACE_S = 1.0
+# The kernel closes what a dead worker had one after the other.
+_DEATH_S = 0.02
 
 
 class Inbox:
@@ -124,8 +128,12 @@ class Outbox:
             self._sent_s = time.monotonic()
 
 
-def run(worker: _Worker, note: ImageNote) -> None:
-    """Serve until the worker closes its end."""
+def run(worker: _Worker, note: ImageNote, lifeline: int) -> None:
+    """Serve until the worker closes its end.
+
+    Args:
+        lifeline: its end says that the worker is gone, and has not just closed its end.
+    """
     heap.set_apart()
     inbox, outbox = Inbox(worker), Outbox(worker)
     engine = _load(worker, inbox, note)
@@ -134,6 +142,8 @@ def run(worker: _Worker, note: ImageNote) -> None:
             serve_step(engine, worker, inbox, outbox)
     except (EOFError, ConnectionError):
         engine.hand_over_all(_RESCUE_S)
+        if is_at_end(lifeline, wait_s=_DEATH_S):
+            os._exit(0)  # what it has in shared memory stays, as when it is killed
     except DecodeError:
         outbox.send()
         raise
@@ -275,6 +285,6 @@ if __name__ == "__main__":
         worker_end = ChildEnd(socket.socket(fileno=int(sys.argv[1])), engine_pb2.EngineCommand.FromString)
         note = ImageNote(int(sys.argv[3]))
         on_abort.append(note.on_abort)
-        run(worker_end, note)
+        run(worker_end, note, int(sys.argv[2]))
     except (EOFError, ConnectionError):
         sys.exit(0)

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 import time
+
+
+def is_at_end(fd: int, *, wait_s: float) -> bool:
+    """True if the pipe `fd` is at its end, or is within `wait_s`."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
 
 
 def exit_at_end_of(fd: int, *, grace_s: float = 0.0) -> None:

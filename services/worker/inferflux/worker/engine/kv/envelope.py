@@ -286,12 +286,14 @@ def _payload_at(n_description: int, n_tokens: int) -> int:
 def _write_header(buffer: StateBytes, header: Header, payload_crc: int) -> None:
     description = _description(header.identity, header.scope, header.n_past, header.first)
     tokens = header.tokens.astype("<i4").tobytes()
-    written = buffer[: header.payload_at].data
+    # At once: a thread may write the buffer to a file while another one seals it again.
+    written = bytearray(header.payload_at)
     numbers = (len(description), header.tokens.shape[0], payload_crc, header.payload_bytes)
     _PRELUDE.pack_into(written, 0, MAGIC, _version(header.first), *numbers, 0)
     body = (description + tokens).ljust(header.payload_at - PRELUDE_BYTES, b"\0")
     written[PRELUDE_BYTES:] = body
-    struct.pack_into("<I", written, _CHECKSUM_AT, _header_crc(written))
+    struct.pack_into("<I", written, _CHECKSUM_AT, _header_crc(memoryview(written)))
+    buffer[: header.payload_at] = np.frombuffer(written, np.uint8)
 
 
 def _header_crc(header: memoryview) -> int:

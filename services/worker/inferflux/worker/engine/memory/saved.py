@@ -12,9 +12,9 @@ from typing import Protocol
 
 from inferflux.worker.engine.kv.envelope import Envelope, StateBytes, TokenArray
 from inferflux.worker.engine.plan.sequence import Sequence
-from inferflux.worker.engine.tiers.disk import SEARCH_LIMIT_S
 from inferflux.worker.engine.tiers.index import BLOCK
 from inferflux.worker.engine.tiers.rates import Tier
+from inferflux.worker.engine.tiers.searches import SEARCH_LIMIT_S
 from inferflux.worker.engine.tiers.tiers import Tiers
 
 # A read that takes longer than computing would is given up; no sooner than the first, no later than the
@@ -173,7 +173,7 @@ class SavedStates:
     def must_wait(self, sequence: Sequence) -> bool:
         """True if a request waits for what may be found of it, or comes of it."""
         search, arrival = sequence.restore.search, sequence.restore.arrival
-        is_sought = search is not None and not search.is_over
+        is_sought = search is not None and not (search.is_over or self._tiers.has_nearly_all(search))
         is_coming = arrival is not None and not arrival.is_over
         if not is_sought and not is_coming:
             return False

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferflux.worker.engine.kv.envelope import Envelope
-from inferflux.worker.engine.tiers.disk import Search
 from inferflux.worker.engine.tiers.rates import Tier
 from inferflux.worker.engine.tiers.reads import Fetch
+from inferflux.worker.engine.tiers.searches import Search
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
 from inferflux.worker.engine.kv.envelope import Envelope, Header, Identity, Refused, TokenArray
 
-from .folder import Folder, FolderInUse, make_private, name_of
-from .index import BLOCK, common_prefix
+from .claims import FolderInUse, make_private, sweep
+from .folder import Folder, name_of
+from .searches import Inheritance, Search
 
 PAUSE_S = 60.0
-# How long what a dead process left is looked for, and how often.
-SEARCH_LIMIT_S = 2.0
+# What a dead process left is looked for this often.
 _SEARCH_INTERVAL_S = 0.01
-# A search is over once this part of its tokens is found: the last ones may have come after the copy.
-_NEARLY_ALL = 7 / 8
 # A dead process's files are removed when another one starts and they were unused for this many seconds.
 LEFT_S = 7 * 86_400
 # Writes that wait hold their state in memory.
@@ -60,48 +58,6 @@ class Change:
     header: Header
 
 
-@dataclass(slots=True, eq=False)
-class Search:
-    """Search for a prefix of `tokens` in what other processes left.
-
-    Attributes:
-        tokens: ids of shape (n,).
-        names: of the files that were found.
-        found: most of the first tokens that a file has.
-        is_over: whether `changes` has given all that was found.
-        is_given_up: whether its request waits no more.
-    """
-
-    scope: str
-    tokens: TokenArray
-    names: list[str] = field(default_factory=list)
-    found: int = 0
-    is_over: bool = False
-    is_given_up: bool = False
-
-    @property
-    def is_complete(self) -> bool:
-        """True if a file was found that has nearly all."""
-        return self.found >= _NEARLY_ALL * len(self.tokens)
-
-    def matched(self, header: Header) -> int:
-        """Return how many of the first tokens a state has; 0 if it is not this request's own.
-
-        A request's own state begins as it does, or is its beginning: either may have tokens that the other
-        has not. Others that begin alike, with a system prompt, find theirs.
-        """
-        if header.scope != self.scope:
-            return 0
-        n = common_prefix(header.tokens[: header.n_past], self.tokens)
-        return n if n == min(header.n_past, len(self.tokens)) and n >= BLOCK else 0
-
-    def take(self, name: str, header: Header) -> None:
-        """A file is here now."""
-        if n := self.matched(header):
-            self.names.append(name)
-            self.found = max(self.found, n)
-
-
 @dataclass(frozen=True, slots=True)
 class Read:
     """Result of a read: an envelope, or None if the file is damaged or gone; and the seconds it took."""
@@ -115,8 +71,9 @@ class Disk:
 
     Args:
         clock_s: monotonic clock.
-        is_tier: whether states are kept there; if not, it has an exchange alone, and nothing outlives this
-            object but what lies in that.
+        is_tier: whether states are kept there; if not, there are an exchange, copies of states in host
+            memory, and what was found. Nothing outlives this object but what lies in the exchange; a process
+            that is killed leaves all of it.
 
     Raises:
         DiskUnavailable: the folder cannot be used.
@@ -153,16 +110,23 @@ class Disk:
         self._reads: deque[tuple[Future[Read], int]] = deque()
         self._paused_until_s = 0.0
         self._errors: deque[str] = deque(maxlen=1)
+        # Files that are removed, and need not be written before that.
+        self._unwanted: set[str] = set()
+        self._inheritance = Inheritance()
         self._is_closing = False
         # Scans that are not over, or whose end `changes` has not come to yet.
         self._scans = 0
         if is_tier:
             self._begin_scan()
         else:
-            self._writer.submit(self._sweep)
+            self._inherit()
 
-    def close(self) -> None:
-        """Finish the write that is under way, and drop the others."""
+    def close(self, copies: Iterable[str] = ()) -> None:
+        """Finish the write that is under way, and drop the others.
+
+        Args:
+            copies: names of files that nobody needs any more.
+        """
         self._is_closing = True
         self._writer.shutdown(cancel_futures=True)
         self._reader.shutdown(cancel_futures=True)
@@ -170,6 +134,8 @@ class Disk:
         if self.is_tier:
             self._folder.close()
         else:
+            for name in (*copies, *self._unwanted, *self._inheritance.names):
+                self._folder.remove(name)
             self._folder.give_up()
 
     def flush(self) -> None:
@@ -208,24 +174,29 @@ class Disk:
                 return True
         return False
 
-    def write(self, envelope: Envelope, *, used_unix_ns: int | None = None) -> None:
+    def write(
+        self, envelope: Envelope, *, used_unix_ns: int | None = None, most_bytes: int | None = None
+    ) -> None:
         """Store an envelope some time later, which `changes` then tells.
 
         Args:
             used_unix_ns: when it was last used; when it is written if it is not given.
+            most_bytes: of it and the exchange. Where that is not enough, nothing else is wrong.
         """
         self._waiting_bytes += envelope.n_bytes
         while self._writes and self._writes[0].done():
             self._writes.popleft()
-        self._writes.append(self._writer.submit(self._write, envelope, used_unix_ns))
+        self._writes.append(self._writer.submit(self._write, envelope, used_unix_ns, most_bytes))
 
     def touch(self, name: str, used_unix_ns: int) -> None:
         """Note some time later when a file was last used."""
         self._writer.submit(self._folder.touch, name, used_unix_ns)
 
     def remove(self, name: str) -> None:
-        """Remove a file some time later, before anything that is written after this."""
-        self._writer.submit(self._folder.remove, name)
+        """Remove a file some time later, before anything that is written after this. What waits to be written
+        need not be."""
+        self._unwanted.add(name)
+        self._writer.submit(self._remove, name)
 
     def read(self, name: str, n_bytes: int) -> Future[Read]:
         """Read a file of `n_bytes` meanwhile, after those that were asked for before."""
@@ -267,9 +238,7 @@ class Disk:
         """Look for a prefix of these tokens in the exchange, and in the folders of processes that live no
         more; `changes` tells of what was found."""
         search = Search(scope, tokens)
-        self._wanted.append(search)
-        self._scans += 1
-        self._searcher.submit(self._search)
+        self._begin_search(search)
         return search
 
     def offer(self, envelope: Envelope, most_bytes: int) -> None:
@@ -287,13 +256,31 @@ class Disk:
         """The exchange's folder."""
         return self._folder.exchange
 
+    def _begin_search(self, search: Search) -> None:
+        self._wanted.append(search)
+        self._scans += 1
+        self._searcher.submit(self._search)
+
+    def _inherit(self) -> None:
+        """Take over what dead processes have left, before it is swept."""
+        self._scans += 1
+        try:
+            others = self._folder.others()
+            self._take_over(others, [self._inheritance])
+        except OSError as error:
+            self._errors.append(f"the KV files of others could not be listed: {error}")
+            others = []
+        self._changes.append(None)
+        if others:
+            self._begin_search(self._inheritance)
+        self._writer.submit(self._sweep)
+
     def _search(self) -> None:
         """Once for all that is searched for by now, and comes meanwhile.
 
         A process that was killed has its folder until its memory is freed, and one that lives takes a moment
         to leave what it was told to. So both are looked at again for 2 seconds.
         """
-        until_s = time.monotonic() + SEARCH_LIMIT_S
         others: list[Path] | None = None
         searches: list[Search] = []
         while True:
@@ -304,35 +291,38 @@ class Disk:
                 return
             try:
                 others = self._folder.others() if others is None else others
-                found = self._take_over(others, searches)
+                self._take_over(others, searches)
+                is_over = self._is_closing
             except OSError as error:
                 self._errors.append(f"the KV files of others could not be listed: {error}")
-                found, until_s = [], 0.0
-            for search in searches:
-                for each in found:
-                    search.take(*each)
-            self._changes.extend(Change(Event.FOUND, name, header) for name, header in found)
-            is_late = self._is_closing or time.monotonic() >= until_s
-            over = [s for s in searches if s.is_complete or s.is_given_up or is_late]
+                is_over = True
+            now_s = time.monotonic()
+            over = [s for s in searches if s.is_complete or s.is_given_up or is_over or now_s >= s.until_s]
             self._changes.extend(over)
             searches = [search for search in searches if search not in over]
             if searches:
                 time.sleep(_SEARCH_INTERVAL_S)
 
-    def _take_over(self, others: list[Path], searches: list[Search]) -> list[tuple[str, Header]]:
-        """(name, header) of what is searched for and found now. Folders of the dead leave `others`: nothing
-        comes there any more."""
+    def _take_over(self, others: list[Path], searches: list[Search]) -> None:
+        """Take what is searched for and found now. Folders of the dead leave `others`: nothing comes there
+        any more."""
 
         def is_wanted(header: Header) -> bool:
             return any(search.matched(header) for search in searches)
 
-        taken = self._folder.take_over(self._folder.exchange, self._identity, is_wanted) or []
+        def is_asked_for(header: Header) -> bool:
+            return any(s.matched(header) for s in searches if s is not self._inheritance)
+
+        taken = self._folder.take_over(self._folder.exchange, self._identity, is_asked_for) or []
         for path in others.copy():
             found = self._folder.take_over(path, self._identity, is_wanted)
             if found is not None:
                 taken += found
                 others.remove(path)
-        return taken
+        for name, header in taken:
+            for search in searches:
+                search.take(name, header)
+            self._changes.append(Change(Event.FOUND, name, header))
 
     def _begin_scan(self) -> None:
         self._scans += 1
@@ -349,25 +339,30 @@ class Disk:
         self._folder.clear_left(time.time_ns() - LEFT_S * 10**9)
         self._folder.clear_left_over()
 
-    def _write(self, envelope: Envelope, used_unix_ns: int | None) -> None:
+    def _write(self, envelope: Envelope, used_unix_ns: int | None, most_bytes: int | None) -> None:
         name = name_of(envelope.header)
         try:
-            if self._clock_s() < self._paused_until_s:
+            if name in self._unwanted or self._clock_s() < self._paused_until_s:
                 raise OSError
             self._be_there()
-            self._folder.write(envelope, used_unix_ns=used_unix_ns)
+            self._folder.write(envelope, used_unix_ns=used_unix_ns, most_bytes=most_bytes)
             self._changes.append(Change(Event.STORED, name, envelope.header))
         except (OSError, FolderInUse) as error:
             self._changes.append(Change(Event.LOST, name, envelope.header))
-            if self._clock_s() >= self._paused_until_s:
+            is_full = most_bytes is not None or name in self._unwanted
+            if not is_full and self._clock_s() >= self._paused_until_s:
                 self._paused_until_s = self._clock_s() + PAUSE_S
                 self._errors.append(f"KV state could not be written, not tried for {PAUSE_S:g} s: {error}")
         finally:
             self._written.append(envelope.n_bytes)
 
+    def _remove(self, name: str) -> None:
+        self._unwanted.discard(name)
+        self._folder.remove(name)
+
     def _sweep(self) -> None:
         with contextlib.suppress(OSError):
-            self._folder.sweep()
+            sweep(self._folder.path)
 
     def _offer(self, envelope: Envelope, most_bytes: int) -> None:
         try:

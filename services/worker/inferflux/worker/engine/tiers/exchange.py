@@ -6,9 +6,10 @@ from typing import Generic
 
 from inferflux.worker.engine.kv.envelope import Envelope, TokenArray
 
-from .disk import Disk, Search
+from .disk import Disk
 from .kept import S
 from .reads import Reads
+from .searches import Search
 from .state_files import StateFiles
 
 
@@ -17,7 +18,7 @@ class Exchange(Generic[S]):
 
     Args:
         disk: None: there is no exchange.
-        limit: most bytes of all that lies in it.
+        limit: most bytes of all that lies in it; of shared memory, of `files` as well.
         files: of the states that were found.
         reads: of these files.
     """
@@ -60,7 +61,7 @@ class Exchange(Generic[S]):
     def offer(self, envelope: Envelope) -> None:
         """Leave a state to other engines, some time later."""
         if self._disk is not None:
-            self._disk.offer(envelope, self._limit)
+            self._disk.offer(envelope, self._limit - self._files.in_memory_bytes)
 
     def wait_for_writes(self, seconds: float) -> None:
         """Return when all is written, or after `seconds`."""

@@ -17,7 +17,6 @@ import fcntl
 import mmap
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -40,14 +39,19 @@ from inferflux.worker.engine.kv.envelope import (
     open_header,
 )
 
-_SUFFIX = ".kv"
-_UNFINISHED = ".tmp"
-_LOCK = "lock"
-# Workers that share a folder have a numbered one in it each.
-_MOST_WORKERS = 64
-_EXCHANGE = "exchange"
-# What was not taken from the exchange by then is removed.
-_EXCHANGE_S = 600.0
+from .claims import (
+    EXCHANGE,
+    LOCK,
+    MOST_WORKERS,
+    SUFFIX,
+    UNFINISHED,
+    claimed,
+    clear,
+    clear_left_over,
+    locked,
+    remove_unused,
+)
+
 # Of Linux: another one with each start of the machine.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -56,29 +60,13 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 IsWanted = Callable[[Header], bool]
 
 
-class FolderInUse(Exception):
-    """Other processes have every part of the folder."""
-
-
-def make_private(path: Path) -> None:
-    """Make a folder in a place where anybody can make one, if it is missing.
-
-    Raises:
-        OSError: it cannot be made, or it is there and not for this user alone.
-    """
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    if not is_own or found.st_mode & 0o077:
-        raise PermissionError(errno.EACCES, "it is not a folder for this user alone", str(path))
-
-
 class Folder:
     """A folder that this process alone uses, for as long as it lives.
 
     Args:
         root: is made if it is missing. The lowest numbered folder in it that no other process has is taken.
-        is_memory: whether its files lie in memory: they are mapped, not read.
+        is_memory: whether its files lie in memory: they are mapped, not read. An empty folder is taken, if
+            there is one: what a dead process has left stays where it is looked for.
 
     Raises:
         OSError: it cannot be made or written to.
@@ -86,9 +74,9 @@ class Folder:
     """
 
     def __init__(self, root: Path, *, is_memory: bool = False) -> None:
-        self.path, self._lock = _claimed(root)
+        self.path, self._lock = claimed(root, is_empty=is_memory)
         self._is_memory = is_memory
-        self.exchange = root / _EXCHANGE
+        self.exchange = root / EXCHANGE
         self._open_exchange()
 
     def close(self) -> None:
@@ -101,35 +89,25 @@ class Folder:
         self.leave_all()
         self.clear_left_over()
         with contextlib.suppress(OSError):
-            (self.path / _LOCK).unlink()
+            (self.path / LOCK).unlink()
             self.path.rmdir()
         self.close()
         with contextlib.suppress(OSError):
-            _remove_unused(self.path.parent)
+            remove_unused(self.path.parent)
 
     def leave_all(self) -> None:
         """Put what is in the folder in the exchange."""
-        for path in self.path.glob(f"*{_SUFFIX}"):
+        for path in self.path.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 path.replace(self.exchange / path.name)
 
     def clear_left_over(self) -> None:
         """Remove what was not taken from the exchange for 10 minutes."""
-        _clear(self.exchange, time.time_ns() - int(_EXCHANGE_S * 1e9))
-
-    def sweep(self) -> None:
-        """Remove what was not taken for 10 minutes, in exchanges and in folders of dead processes, in `root`
-        and beside it."""
-        for root in self.path.parent.parent.iterdir():
-            for path in root.iterdir() if root.is_dir() else ():
-                if path != self.path and (path / _LOCK).is_file():
-                    _clear(path, time.time_ns() - int(_EXCHANGE_S * 1e9))
-            if root != self.path.parent:
-                _remove_unused(root)
+        clear_left_over(self.exchange)
 
     def _open_exchange(self) -> None:
         self.exchange.mkdir(mode=0o700, exist_ok=True)
-        (self.exchange / _LOCK).touch(mode=0o600)
+        (self.exchange / LOCK).touch(mode=0o600)
 
     @property
     def name(self) -> str:
@@ -142,7 +120,7 @@ class Folder:
     def is_there(self) -> bool:
         """True if it is still this process's: it may have been removed, with the lock in it."""
         try:
-            return os.path.samestat(os.fstat(self._lock), (self.path / _LOCK).stat())
+            return os.path.samestat(os.fstat(self._lock), (self.path / LOCK).stat())
         except OSError:
             return False
 
@@ -150,7 +128,7 @@ class Folder:
         """Remove files of processes that live no more, if they were last used before that time. A process
         that starts again with as many others as before finds younger ones."""
         for path in self.others():
-            _clear(path, unused_since_ns)
+            clear(path, unused_since_ns)
 
     def scan(self, identity: Identity) -> Iterator[tuple[str, Header]]:
         """(name, header) of every envelope of this identity, the longest unused first. What is named like one
@@ -160,7 +138,7 @@ class Folder:
         """
         found = []
         for entry in os.scandir(self.path):
-            if not entry.name.endswith((_SUFFIX, _SUFFIX + _UNFINISHED)):
+            if not entry.name.endswith((SUFFIX, SUFFIX + UNFINISHED)):
                 continue
             with contextlib.suppress(OSError):
                 found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
@@ -175,8 +153,8 @@ class Folder:
 
     def others(self) -> list[Path]:
         """The numbered folders of other processes, living and dead; not the exchange."""
-        found = (self.path.parent / str(number) for number in range(_MOST_WORKERS))
-        return [path for path in found if path != self.path and (path / _LOCK).exists()]
+        found = (self.path.parent / str(number) for number in range(MOST_WORKERS))
+        return [path for path in found if path != self.path and (path / LOCK).exists()]
 
     def take_over(
         self, path: Path, identity: Identity, is_wanted: IsWanted
@@ -189,7 +167,7 @@ class Folder:
         """
         taken = []
         try:
-            with _locked(path, fcntl.LOCK_SH):
+            with locked(path, fcntl.LOCK_SH):
                 for entry in path.iterdir():
                     with contextlib.suppress(OSError, Refused):
                         header = _header_of(entry)
@@ -203,18 +181,28 @@ class Folder:
             return taken
         return taken
 
-    def write(self, envelope: Envelope, *, used_unix_ns: int | None = None) -> str:
+    def write(
+        self, envelope: Envelope, *, used_unix_ns: int | None = None, most_bytes: int | None = None
+    ) -> str:
         """Seal and store an envelope; returns its name.
 
         Args:
             used_unix_ns: when it was last used; now if it is not given.
+            most_bytes: of this one and all that is in the exchange. As much as half of it stays free where
+                the folder lies. None: any number.
 
         Raises:
             OSError: it could not be stored; nothing of it is left.
         """
+        if most_bytes is not None:
+            check_room(self.exchange, envelope.n_bytes, most_bytes)
+            found = os.statvfs(self.path)
+            if found.f_bavail * found.f_frsize < envelope.n_bytes + most_bytes // 2:
+                raise OSError(errno.ENOSPC, "others need what is free")
+            os.utime(self.path / LOCK)
         envelope.seal()
         name = name_of(envelope.header)
-        with replacing(self.path / name, beside=self.path / (name + _UNFINISHED)) as file:
+        with replacing(self.path / name, beside=self.path / (name + UNFINISHED)) as file:
             write_all(file.fileno(), envelope.buffer.data)
             if used_unix_ns is not None:
                 os.utime(file.fileno(), ns=(used_unix_ns, used_unix_ns))
@@ -223,7 +211,8 @@ class Folder:
         return name
 
     def offer(self, envelope: Envelope, most_bytes: int) -> None:
-        """Seal an envelope and put it in the exchange. It need not outlive the machine.
+        """Seal an envelope and put it in the exchange. It need not outlive the machine. What is a file in
+        memory is moved there.
 
         Args:
             most_bytes: of all that is there.
@@ -232,12 +221,15 @@ class Folder:
             OSError: it could not be put there, or finds no room; nothing of it is left.
         """
         self._open_exchange()
-        taken = bytes_below(self.exchange)
-        if taken + envelope.n_bytes > most_bytes:
-            raise OSError(errno.ENOSPC, f"the exchange has {taken} of {most_bytes} bytes")
-        envelope.seal()
         name = name_of(envelope.header)
-        beside = self.exchange / f"{name}.{os.getpid()}{_UNFINISHED}"
+        if self._is_memory:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.path / name)
+                (self.path / name).replace(self.exchange / name)
+                return
+        check_room(self.exchange, envelope.n_bytes, most_bytes)
+        envelope.seal()
+        beside = self.exchange / f"{name}.{os.getpid()}{UNFINISHED}"
         with replacing(self.exchange / name, beside=beside) as file:
             write_all(file.fileno(), envelope.buffer.data)
 
@@ -286,11 +278,20 @@ class Folder:
             os.close(folder)
 
 
+def check_room(exchange: Path, n_bytes: int, most_bytes: int) -> None:
+    """Raises:
+    OSError: an exchange with `most_bytes` at most has no room for so much.
+    """
+    taken = bytes_below(exchange)
+    if taken + n_bytes > most_bytes:
+        raise OSError(errno.ENOSPC, f"the exchange has {taken} of {most_bytes} bytes")
+
+
 def name_of(header: Header) -> str:
     """The file's name: it follows from the scope and the tokens."""
     digest = blake2b(header.scope.encode(), digest_size=16)
     digest.update(b"\0" + header.tokens.astype("<i4").tobytes())
-    return digest.hexdigest() + _SUFFIX
+    return digest.hexdigest() + SUFFIX
 
 
 def mapped(file: BinaryIO, n_bytes: int) -> StateBytes:
@@ -303,7 +304,7 @@ def mapped(file: BinaryIO, n_bytes: int) -> StateBytes:
 
 
 def _header_of(path: Path) -> Header:
-    if path.suffix != _SUFFIX:
+    if path.suffix != SUFFIX:
         raise FileNotFoundError(path)
     with opened(path) as file:
         return _header_in(file, path.name)
@@ -336,74 +337,6 @@ def _header_in(file: BinaryIO, name: str) -> Header:
     if header.first or name_of(header) != name:
         raise Refused(Refusal.FOREIGN, "a piece, of another scope, or of other tokens")
     return header
-
-
-@contextlib.contextmanager
-def _locked(path: Path, kind: int) -> Iterator[None]:
-    """Have a folder that is no process's for a moment.
-
-    Args:
-        kind: `LOCK_SH` where others may look through it at the same time, else `LOCK_EX`.
-
-    Raises:
-        OSError: a process has it, or it is none of ours.
-    """
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _claimed(root: Path) -> tuple[Path, int]:
-    """(the folder that is this process's now, the lock that says so)."""
-    for number in range(_MOST_WORKERS):
-        path = root / str(number)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # the process that had it has just removed it
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
-                    return path, lock
-            except BlockingIOError:
-                pass
-            os.close(lock)
-    raise FolderInUse(f"{_MOST_WORKERS} processes use {root}")
-
-
-def _clear(path: Path, unused_since_ns: int) -> None:
-    """Remove the files of a folder that no living process has, if they were last used before that time."""
-    with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
-        for entry in path.iterdir():
-            if entry.name.endswith((_SUFFIX, _UNFINISHED)):
-                with contextlib.suppress(OSError):
-                    if entry.lstat().st_mtime_ns < unused_since_ns:
-                        entry.unlink()
-
-
-def _remove_unused(root: Path) -> None:
-    """Remove empty folders of processes that live no more; with the last of them their empty exchange. What
-    was on its way to one of them goes with it."""
-    for path in sorted(root.iterdir()):  # the exchange is the last
-        is_last = path.name != _EXCHANGE or [*root.iterdir()] == [path]
-        with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
-            for each in path.iterdir() if is_last else ():
-                if each.is_dir():
-                    _clear_out(each, path)
-            if is_last and [*path.iterdir()] == [path / _LOCK]:
-                (path / _LOCK).unlink()
-                path.rmdir()
-    with contextlib.suppress(OSError):
-        root.rmdir()
-
-
-def _clear_out(folder: Path, parent: Path) -> None:
-    """Remove a folder: one of an exchange with all that is in it, pieces and sockets."""
-    for entry in folder.iterdir() if parent.name == _EXCHANGE else ():
-        entry.unlink()
-    folder.rmdir()
 
 
 def _read_all(file: int, into: memoryview) -> int:

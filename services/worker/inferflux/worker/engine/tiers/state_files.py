@@ -26,10 +26,12 @@ class StateFiles(Generic[S]):
         limit: most bytes of files.
         in_host: states that host memory has as well.
 
-    Where the disk is no tier, only what was found lies there until it is read.
+    Where the disk is no tier, what was found lies there until it is read, and copies of what is in host
+    memory: a process that is killed leaves them to the next one.
 
     Attributes:
-        space: the states that have files.
+        space: the states that have files, without copies.
+        copies: of states in host memory.
         evictions: states that left for want of room since the last look.
     """
 
@@ -38,12 +40,25 @@ class StateFiles(Generic[S]):
         self._entries = entries
         self._in_host = in_host
         self.space: Space[Kept[S]] = Space(limit)
+        # In shared memory; half of it is left to what goes to others.
+        self.copies: Space[Kept[S]] = Space(limit // 2 if disk is not None and not disk.is_tier else 0)
         self.evictions = 0
         self._by_name: dict[str, Kept[S]] = {}
         # What `store` has written and what of that is known to be on disk: names, with bytes.
         self._storing: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._used_unix_ns = 0
+
+    @property
+    def in_memory_bytes(self) -> int:
+        """Bytes of files in shared memory."""
+        is_memory = self._disk is not None and not self._disk.is_tier
+        return self.space.used + self.copies.used if is_memory else 0
+
+    def close(self) -> None:
+        """Leave the disk to the next process."""
+        if self._disk is not None:
+            self._disk.close(kept.name for kept in self.copies.held())
 
     def named(self, name: str) -> Kept[S] | None:
         """The state of a file; None if there is none."""
@@ -59,6 +74,7 @@ class StateFiles(Generic[S]):
     def take(self, kept: Kept[S]) -> None:
         """Have a state that is not in host memory any more written; it is dropped if it cannot be."""
         self._entries.moves.moved(kept)
+        self.drop_copy(kept)
         if kept.name:
             kept.envelope = None
             return
@@ -85,9 +101,51 @@ class StateFiles(Generic[S]):
 
     def taken(self, kept: Kept[S]) -> None:
         """A file was read, or is of no use to the request that it was found for: what is no tier does not
-        keep it."""
-        if kept.name and self._disk is not None and not self._disk.is_tier:
+        keep it, unless it is a copy now."""
+        if not kept.name or self._disk is None or self._disk.is_tier or kept in self.copies:
+            return
+        self.space.release(kept)
+        losers = self._losers(kept) if kept in self._in_host else None
+        if losers is None:
             self.remove(kept)
+        else:
+            self._hold_copy(kept, losers)
+
+    def copy(self, kept: Kept[S]) -> None:
+        """Have a state that came to host memory written to shared memory as well, if there is room."""
+        disk, envelope, losers = self._disk, kept.envelope, self._losers(kept)
+        if disk is None or envelope is None or losers is None or kept.header.n_past < BLOCK:
+            return
+        name = name_of(kept.header)
+        if name in self._by_name or not disk.can_write(kept.n_bytes):
+            return
+        kept.name, self._by_name[name] = name, kept
+        self._hold_copy(kept, losers)
+        most_bytes = self.space.limit - self.in_memory_bytes + kept.n_bytes
+        disk.write(envelope, most_bytes=most_bytes)
+
+    def _losers(self, kept: Kept[S]) -> list[Kept[S]] | None:
+        """Copies that make room for one of a state; None: they cannot."""
+        order = kept.owner.order if kept.owner is not None else None
+        return self.copies.losers(kept.n_bytes + self.space.used, order)
+
+    def _hold_copy(self, kept: Kept[S], losers: list[Kept[S]]) -> None:
+        for other in losers:
+            self.drop_copy(other)
+        self.copies.hold(kept, kept.n_bytes, kept.owner.order if kept.owner is not None else None)
+
+    def drop_copy(self, kept: Kept[S]) -> None:
+        """Remove the copy of a state in host memory, if there is one."""
+        if self._disk is not None and kept in self.copies:
+            self._disk.remove(kept.name)
+            self.copies.release(kept)
+            del self._by_name[kept.name]
+            kept.name = ""
+
+    def disowned(self, kept: Kept[S]) -> None:
+        """A state is a cold prefix now."""
+        if kept in self.copies:
+            self.copies.hold(kept, kept.n_bytes)
 
     def written(self, name: str, kept: Kept[S]) -> None:
         """A state is on disk now."""
@@ -106,6 +164,7 @@ class StateFiles(Generic[S]):
     def forget(self, kept: Kept[S]) -> None:
         """A state is not on disk any more."""
         self.space.release(kept)
+        self.copies.release(kept)
         self._by_name.pop(kept.name, None)
         kept.name = ""
         if kept not in self._in_host:

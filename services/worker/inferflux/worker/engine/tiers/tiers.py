@@ -20,6 +20,7 @@ from .kept import Kept, S
 from .pieces import PieceFiles
 from .rates import Counts, Rates, Tier
 from .reads import Fetch, Match, Reads
+from .searches import Search
 from .space import Eviction, Order, Space
 from .state_files import StateFiles
 
@@ -37,7 +38,7 @@ class Tiers(Generic[S]):
         host_bytes: most host memory.
         host_eviction: which cold prefixes leave host memory first.
         disk: None: there is no disk tier, and no exchange.
-        disk_bytes: most bytes of files, and of the exchange.
+        disk_bytes: most bytes of files, and of the exchange; of shared memory, of both together.
         is_divisible: whether the first tokens of a state can be restored without the rest.
 
     Attributes:
@@ -105,10 +106,9 @@ class Tiers(Generic[S]):
         return freed
 
     def close(self) -> None:
-        """Leave the disk to the next process. Files stay."""
+        """Leave the disk to the next process. Files stay; copies of what is in host memory do not."""
         self.pieces.close()
-        if self._disk is not None:
-            self._disk.close()
+        self.files.close()
 
     def used(self, tier: Tier) -> tuple[int, int]:
         """(bytes, states) in a tier."""
@@ -183,6 +183,7 @@ class Tiers(Generic[S]):
         self._evict(losers)
         self._host.hold(kept, kept.n_bytes)
         self._drop_what_it_contains(kept)
+        self.files.copy(kept)
 
     def hold(self, envelope: Envelope, owner: S) -> list[S] | None:
         """Keep the state of a preempted sequence in host memory until it resumes.
@@ -200,6 +201,7 @@ class Tiers(Generic[S]):
         self._by_owner[owner] = kept
         self.preempted_bytes += kept.n_bytes
         self._host.hold(kept, kept.n_bytes, owner.order)
+        self.files.copy(kept)
         return owners
 
     def limit_host(self, n_bytes: int) -> list[S]:
@@ -360,6 +362,11 @@ class Tiers(Generic[S]):
                 return found.matched, found.value.envelope
         return 0, None
 
+    def has_nearly_all(self, search: Search) -> bool:
+        """True if what is searched for is kept already."""
+        found = next(self._entries.candidates(search.scope, search.tokens), None)
+        return found is not None and search.has_nearly_all(found.matched)
+
     def held_for(self, owner: S) -> Kept[S] | None:
         """The state of a preempted sequence; None if none is held."""
         return self._by_owner.get(owner)
@@ -381,6 +388,7 @@ class Tiers(Generic[S]):
         if kept is not None:
             kept.owner = None
             self.preempted_bytes -= kept.n_bytes
+            self.files.disowned(kept)
         return kept
 
     def _evict(self, losers: list[Kept[S]]) -> None:
@@ -393,6 +401,7 @@ class Tiers(Generic[S]):
             self.files.take(kept)
 
     def _drop_from_host(self, kept: Kept[S]) -> None:
+        self.files.drop_copy(kept)
         self._host.release(kept)
         kept.envelope = None
         self._entries.moves.moved(kept)
