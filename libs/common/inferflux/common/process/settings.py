@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -332,26 +332,55 @@ def _read(path: str, variable: str) -> str:
         raise InvalidArgument(f"{variable}: cannot read {path}: {error}", field=variable) from None
 
 
+class BadSettings(Exception):
+    """Values that cannot be used.
+
+    Attributes:
+        lines: the variable of each, or the service's name where several do not fit, and a line that says why.
+    """
+
+    def __init__(self, lines: Sequence[tuple[str, str]]) -> None:
+        super().__init__("\n".join(line for _, line in lines))
+        self.lines = lines
+
+
 def load(cls: type[S]) -> S:
     """Read the environment; for each bad value or variable that is gone print a line, and exit with 2."""
-    if lines := refusals(os.environ):
-        print(*lines, sep="\n", file=sys.stderr)  # noqa: T201
+    try:
+        if gone := refusals(os.environ):
+            raise BadSettings([("", line) for line in gone])
+        return read(cls)
+    except BadSettings as error:
+        print(error, file=sys.stderr)  # noqa: T201
         sys.exit(2)
+
+
+def read(cls: type[S]) -> S:
+    """Read the environment.
+
+    Raises:
+        BadSettings: a value cannot be used.
+    """
     try:
         return cls()
     except SettingsError as error:
-        print(error.__cause__ or error, file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        cause = error.__cause__
+        variable = cause.field if isinstance(cause, InvalidArgument) else ""
+        raise BadSettings([(variable, str(cause or error))]) from None
     except ValidationError as error:
-        prefix = cls.model_config.get("env_prefix", "")
-        for problem in error.errors(include_url=False):
-            name = str(problem["loc"][0]) if problem["loc"] else _service(prefix)
-            variable, within = _variable(cls, name, prefix), _path(problem["loc"][1:])
-            value = problem.get("input")
-            is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
-            given = f" (given: {_without_password(str(value))!r})" if is_shown else ""
-            print(f"{variable}: {within}{_plain(problem['type'], problem['msg'])}{given}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        problems = error.errors(include_url=False)
+        raise BadSettings([_bad_value(cls, problem) for problem in problems]) from None
+
+
+def _bad_value(cls: type[ServiceSettings], problem: Mapping[str, Any]) -> tuple[str, str]:
+    """The variable of a value that cannot be used, and a line that says why."""
+    prefix = cls.model_config.get("env_prefix", "")
+    name = str(problem["loc"][0]) if problem["loc"] else _service(prefix)
+    variable, within = _variable(cls, name, prefix), _path(problem["loc"][1:])
+    value = problem.get("input")
+    is_shown = isinstance(value, str | int | float) and not _is_secret(cls, name)
+    given = f" (given: {_without_password(str(value))!r})" if is_shown else ""
+    return variable, f"{variable}: {within}{_plain(problem['type'], problem['msg'])}{given}"
 
 
 def _service(prefix: str) -> str:
@@ -386,11 +415,19 @@ def misspelt(cls: type[ServiceSettings], names: Iterable[str]) -> dict[str, str]
 
     Variables of other services pass: their names differ by more than a slip of the hand.
     """
+    return nearly(variables(cls), names)
+
+
+def variables(cls: type[ServiceSettings]) -> dict[str, str]:
+    """The name of each field by its environment variable."""
     prefix = cls.model_config.get("env_prefix", "")
-    known = {
-        variable.removeprefix(_SUITE_PREFIX): variable
-        for variable in (_variable(cls, name, prefix) for name in cls.model_fields)
-    }
+    return {_variable(cls, name, prefix): name for name in cls.model_fields}
+
+
+def nearly(variables: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Names that are none of the variables, nor name a file with the value of one, and that are nearly one:
+    each with the nearest."""
+    known = {variable.removeprefix(_SUITE_PREFIX): variable for variable in variables}
     found: dict[str, str] = {}
     for name in names:
         rest = name.removeprefix(_SUITE_PREFIX)

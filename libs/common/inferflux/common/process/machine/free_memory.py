@@ -20,9 +20,19 @@ def free_bytes(root: Path = Path("/")) -> int:
     return min([_machine(root), *_groups(root)])
 
 
-def _machine(root: Path) -> int:
+def limit_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of the machine, or of the tightest control group of this process; None where nothing tells."""
+    limits = [_machine(root, "MemTotal:")]
+    for group in own_groups("memory", root):
+        limit = read(group.folder / ("memory.max" if group.is_v2 else "memory.limit_in_bytes")).strip()
+        limits += [int(limit)] if limit.isdigit() else []
+    least = min(limits)
+    return None if least >= _UNKNOWN else least
+
+
+def _machine(root: Path, line_name: str = "MemAvailable:") -> int:
     for line in read(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(line_name):
             return int(line.split()[1]) << 10
     return _UNKNOWN
 
