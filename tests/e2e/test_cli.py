@@ -204,3 +204,19 @@ async def test_what_was_typed_is_there_the_next_time(env: dict[str, str]) -> Non
             await terminal.see(f"forgotten{PROMPT}")
             terminal.type("\x04")
             assert await terminal.exit_status() == 0
+
+
+async def test_doctor_finds_no_problem_with_a_stack_that_runs(stack: Stack) -> None:
+    result = await run("doctor", "--json", "--state-dir", str(stack.state_dir.path), env={})
+    findings = json.loads(result.stdout)
+    assert [one for one in findings if one["level"] == "problem"] == []
+    assert result.returncode == 0
+    ports = [one["said"] for one in findings if one["check"] == "ports"]
+    assert any(stack.endpoint in said and "pid" in said for said in ports)
+    levels = {one["level"] for one in findings if one["check"] in ("nats", "redis", "clock")}
+    assert levels == {"ok"}
+    shown = await run("doctor", "--state-dir", str(stack.state_dir.path), env={})
+    assert "0 problems" in shown.stdout
+    assert not [
+        secret for secret in (stack.api_key, stack.nats_url, stack.redis_url) if secret in shown.stdout
+    ]

@@ -1,4 +1,4 @@
-"""The options of `inferctl up`, as a Markdown list."""
+"""The options of `inferctl up` and `doctor`, as Markdown lists."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .markdown import entries
 
 
 def blocks() -> dict[str, str]:
-    """The list by the name of its place in the page."""
-    return {"options of inferctl up": entries(_rows("up"))}
+    """The lists by the names of their places in the page."""
+    return {f"options of inferctl {name}": entries(_rows(name)) for name in ("up", "doctor")}
 
 
 def _rows(name: str) -> Iterable[tuple[str, ...]]:

@@ -24,6 +24,7 @@ from .ask.store import pull
 from .ask.stream import show
 from .ask.tools import tools_of
 from .convert import convert
+from .doctor.command import doctor
 from .reach.bounds import UINT32, read_stdin
 from .reach.client import Client
 from .reach.command import (
@@ -299,6 +300,7 @@ models.command()(plan)
 models.command()(convert)
 app.add_typer(admin, name="admin", rich_help_panel=_OPERATE)
 app.command(rich_help_panel=_OPERATE)(devices)
+app.command(rich_help_panel=_OPERATE)(doctor)
 app.command("rpc-server", rich_help_panel=_OPERATE)(rpc_server)
 # The help shows groups in the order of their first command.
 app.registered_commands.sort(key=lambda one: _PANELS.index(str(one.rich_help_panel)))

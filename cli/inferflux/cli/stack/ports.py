@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -119,11 +120,28 @@ def _another(taken: set[int]) -> int:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # A port whose last connections are in TIME_WAIT is free for a server; one that is listened on is not.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            return False
-    return True
+    return not bind_errno(LOOPBACK, port)
+
+
+def bind_errno(host: str, port: int) -> int:
+    """Number of the error with which an address cannot be bound; 0 if it can.
+
+    Args:
+        host: a name or an address; empty: every interface.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host or "0.0.0.0",  # noqa: S104 - as a service would
+            port,
+            type=socket.SOCK_STREAM,
+        )[0]
+        with socket.socket(family, kind) as probe:
+            # A port whose last connections are in TIME_WAIT is free for a server; one that is listened on is
+            # not.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno or errno.EADDRINUSE
+    return 0

@@ -1,0 +1,1 @@
+"""`inferctl doctor`: an installation on this machine, its faults, and what to do about each."""
