@@ -1,13 +1,17 @@
-"""Pulls a model into the store of this machine before a worker serves it: for `inferctl up`.
+"""Pulls a model into the store of this machine before a worker serves it.
 
-    INFERFLUX_MODELS_STORE=FOLDER python -m inferflux.worker.store.local SOURCE|NAME
+    INFERFLUX_MODELS_STORE=FOLDER python -m inferflux.worker.store.local SOURCE|NAME [TOLD]
 
-It writes `Report`s, a line each. A model that the store has is not pulled again.
+For `inferctl up`, and for containers that run before a worker's. It writes `Report`s, a line each. A model
+that the store has is not pulled again. In the folder TOLD it leaves model.path and mmproj.path, for
+INFERFLUX_WORKER_MODEL_PATH_FILE and INFERFLUX_WORKER_MMPROJ_PATH_FILE, the second empty without a projector.
+Its status is 1 then where the model cannot be had.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from inferflux.common.contract.checks import check_model_name
 from inferflux.common.contract.errors import AlreadyExists, InvalidArgument, NotFound
@@ -70,5 +74,19 @@ def _found(folder: StoreFolder, manifest: Manifest, message: str = "") -> Report
     )
 
 
+async def _told(wanted: str, told: list[Path], say: Reports) -> Report:
+    report = await _pulled(wanted, load(WorkerSettings), say)
+    for path, content in zip(told, [*report.paths, ""], strict=False):
+        path.write_text(content)
+    return report
+
+
+def _run(wanted: str, folder: str = "") -> int:
+    told = [Path(folder) / name for name in ("model.path", "mmproj.path")] if folder else []
+    for path in told:
+        path.unlink(missing_ok=True)
+    return main(lambda say: _told(wanted, told, say)) or int(not all(path.exists() for path in told))
+
+
 if __name__ == "__main__":
-    sys.exit(main(lambda say: _pulled(sys.argv[1], load(WorkerSettings), say)))
+    sys.exit(_run(*sys.argv[1:]))
