@@ -9,6 +9,13 @@ SELECT ?= -m "not long"
 BUF ?= $(shell command -v buf || echo node_modules/.bin/buf)
 CALLS ?= 50000
 CASES ?= chaos
+# For the tests of the Helm chart, by Go from their modules.
+HELM := helm.sh/helm/v3/cmd/helm@v3.22.0
+# As helm's own builds say it: what `helm lint` takes for the version of Kubernetes.
+HELM_FLAGS := -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1 -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=37
+CRDS := sigs.k8s.io/gateway-api@v1.6.3:config/crd/standard/gateway.networking.k8s.io_httproutes.yaml \
+  github.com/cert-manager/cert-manager@v1.21.2:deploy/crds/cert-manager.io_certificates.yaml \
+  github.com/prometheus-operator/prometheus-operator@v0.85.0:example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
 DISTRIBUTIONS := libs/api libs/client libs/common services/gateway services/scheduler services/worker services/policy convert cli
 
 # llama-cpp-python has no wheels: it is built for this machine, once; pip keeps the result in its cache.
@@ -24,7 +31,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(shell $(PYTHON) -c 'import os; print(os.c
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP_INSTALL := $(BIN)/python -m pip install --require-hashes
 
-.PHONY: help up demo models test pytest compose-test peers bench bench-scheduling sim architectures chaos fleet suites test-all fuzz hostile lint fmt protos proto-check house mutations docs clean
+.PHONY: help up demo models test pytest compose-test chart-tools peers bench bench-scheduling sim architectures chaos fleet suites test-all fuzz hostile lint fmt protos proto-check house mutations docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 26
@@ -50,6 +57,13 @@ pytest: .venv/.dev
 compose-test: .venv/.dev  ## build the images, run and break the containers under load, take them down: docs/deploy.md
 	@GRPC_ENABLE_FORK_SUPPORT=0 tools/containers/run.sh $(CURDIR)/$(BIN)/python $(BIN)/python -m pytest \
 	  -v -s --tb=short -o timeout_func_only=true tests/compose $(ARGS)
+
+chart-tools:  ## install helm, and schemas of what others define, into .tools, for tests of the Helm chart; needs Go
+	GOBIN=$(CURDIR)/.tools/bin go install -ldflags '$(HELM_FLAGS)' $(HELM)
+	@mkdir -p .tools/crds
+	@for one in $(CRDS); do \
+	  folder=$$(go mod download -json $${one%%:*} | sed -n 's/^\t"Dir": "\(.*\)",\?$$/\1/p') && \
+	  install -m 644 "$$folder/$${one##*:}" .tools/crds || exit 1; done
 
 peers: .venv/.dev  ## build llama.cpp's own server from the same source, for `make bench`; needs cmake
 	@$(BIN)/python -m benchmarks.rows.peer_build
