@@ -198,6 +198,7 @@ class Memory:
             self.end_prefill_context(sequence)
             self._seq_ids.share(holder, sequence.seq_id, matched)
             sequence.begin_at(matched)
+            prefixes.make_way(holder, sequence.n_tokens)
         sequence.note_checkpoint(prefixes.parts_at(scope, tokens, matched))
 
     def make_checkpoint(self, sequence: Sequence) -> None:

@@ -243,6 +243,17 @@ class PrefixCache:
         self._give_back(seq_id)
         return True
 
+    def make_way(self, holder: int, n_tokens: int) -> None:
+        """Give up a cached prefix whose last tokens a request computes again, of `n_tokens`, where no other
+        needs it.
+
+        The request gets the cells that they had. Were these freed later, or not, its tokens would lie in
+        other cells than if it had come alone, and attention would add up in another order.
+        """
+        held = self._tree.tokens_of(holder).shape[0]
+        if held == n_tokens or (held > n_tokens and holder in self._awaited):
+            self.discard(holder)
+
     def make_room(self, *, cells: int = 0, ids: int = 0) -> None:
         """Evict cached prefixes until that many cells and sequence ids are free, or none is left."""
         while self._seq_ids.ledger.free < cells or self._seq_ids.n_free < ids:
