@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import re
+import shutil
 import socket
 import socketserver
 import subprocess
@@ -31,10 +31,12 @@ from inferflux.cli.stack.servers import free_port
 from inferflux.common.bus import Bus
 from inferflux.common.contract.requests.stream_limits import StreamLimits
 from inferflux.common.servers import nats_users, redis_users
+from inferflux.worker.engine.tiers.claims import claimed
+from inferflux.worker.host import model_setup
+from inferflux.worker.settings import WorkerSettings
 
 SECRETS = ("pa55word-of-nats", "pa55word-of-redis", "pa55word-of-proxy", "ifx_secret-key-of-a-client")
 LIMIT_S = 240.0
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 CERT, KEY = "INFERFLUX_TLS_CERT", "INFERFLUX_TLS_KEY"
 
 
@@ -313,22 +315,23 @@ def leaky(folder: Path) -> Seen:
 
 @contextlib.contextmanager
 def left_by_a_dead_worker() -> Iterator[None]:
-    """Two folders in shared memory: of a worker that died, and of one that lives."""
-    root = SHARED_MEMORY / f"ifx_kv_{os.geteuid()}" / f"doctor-{os.getpid()}"
-    for name in ("0", "1"):
-        (root / name).mkdir(parents=True, mode=0o700)
-        (root / name / "lock").touch()
-        (root / name / "a.kv").write_bytes(b"x" * 8192)
+    """Two folders in shared memory, as workers make them: 0 is of one that died, and 1 of one that lives."""
+    root = shared_memory_of_workers()
+    root.mkdir(parents=True, mode=0o700)
+    (dead, its_lock), (living, lock) = claimed(root, is_empty=False), claimed(root, is_empty=False)
+    os.close(its_lock)
     try:
-        with (root / "1" / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        for folder in (dead, living):
+            (folder / "a.kv").write_bytes(b"x" * 8192)
+        yield
     finally:
-        for name in ("0", "1"):
-            for file in (root / name).iterdir():
-                file.unlink()
-            (root / name).rmdir()
-        root.rmdir()
+        os.close(lock)
+        shutil.rmtree(root)
+
+
+def shared_memory_of_workers() -> Path:
+    """Where workers of this test's own NATS would keep state."""
+    return model_setup._exchange(WorkerSettings(nats_url=f"nats://doctor-{os.getpid()}"))
 
 
 SETUPS = {"dark": dark, "foreign": foreign, "refusing": refusing, "leaky": leaky}
@@ -359,8 +362,8 @@ def test_a_broken_setup_ends_with_1_and_tells_no_secret(setup: str, seen) -> Non
 
 def test_what_lives_in_shared_memory_is_not_called_dead(seen) -> None:  # type: ignore[no-untyped-def]
     (left,) = [one for one in seen("leaky").findings if "dead workers" in one["said"]]
-    assert f"doctor-{os.getpid()}/0" in left["said"]
-    assert f"doctor-{os.getpid()}/1" not in left["said"]
+    assert str(shared_memory_of_workers() / "0") in left["said"]
+    assert str(shared_memory_of_workers() / "1") not in left["said"]
 
 
 async def test_a_healthy_setup_has_no_problem(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def doctor(
         typer.Option(
             "--env-file",
             metavar="FILE",
-            help="Variables of the services, as systemd and compose read them, in place of this "
-            "environment's; may be repeated, and later ones count.",
+            help="Variables of the services, as systemd and compose read them, or a .service of systemd; in "
+            "place of this environment's. May be repeated; later ones count.",
         ),
     ] = None,
     service: Annotated[

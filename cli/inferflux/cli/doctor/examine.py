@@ -39,6 +39,7 @@ async def examine(installation: Installation) -> list[Finding]:
         asyncio.to_thread(ports.look, installation.ports()),
         asyncio.to_thread(lambda: [machine.folder(*one) for one in installation.folders()]),
     )
+    runs = set(installation.services)
     has_gpu = any(count for name, count in llama_seen.backends.items() if name not in ("CPU", "RPC", "BLAS"))
     gateway = next(
         (port.pid for port in ports_seen if port.use.startswith("gateway") and port.is_owned), None
@@ -49,18 +50,18 @@ async def examine(installation: Installation) -> list[Finding]:
     found: list[Iterable[Finding]] = [
         settings_checks.decide(installation.settings, named, installation.services),
         programs.versions(_installed(), sys.version_info[:3]),
-        programs.llama(llama_seen),
+        programs.llama(llama_seen) if runs & {"gateway", "worker"} else (),
         port_checks.decide(ports_seen, is_running=installation.uses_stack),
         *(servers.nats(one) for one in nats_seen),
-        *([] if nats_seen or set(installation.services) == {"policy"} else [[unknown("nats", _NO_SERVER)]]),
+        *([] if nats_seen or runs == {"policy"} else [[unknown("nats", _NO_SERVER)]]),
         *(servers.redis(one) for one in redis_seen),
         *([] if redis_seen else [[unknown("redis", _NO_SERVER)]]),
         servers.clock(next(iter(nats_seen), None), next(iter(redis_seen), None)),
         certificate_checks.decide(certificates.look(installation.certificates()), datetime.now(UTC)),
         machine_checks.disk(folders),
-        machine_checks.memory(memory_seen, has_gpu=has_gpu),
-        machine_checks.files(machine.files(streams, gateway)),
-        machine_checks.shm(shared_memory, is_used=bool(installation.shm_bytes)),
+        machine_checks.memory(memory_seen, has_gpu=has_gpu) if "worker" in runs else (),
+        machine_checks.files(machine.files(streams, gateway)) if "gateway" in runs else (),
+        machine_checks.shm(shared_memory, is_used=bool(installation.shm_bytes)) if "worker" in runs else (),
         programs.proxies(env, installation.called_hosts),
     ]
     return list(dict.fromkeys(finding for findings in found for finding in findings))

@@ -11,6 +11,7 @@ from typing import Any
 from inferflux.cli.doctor.seen import ServiceSettings
 from inferflux.cli.reach.errors import CommandError
 
+from . import units
 from .children import ChildError, ask
 
 _REPORT = "inferflux.common.process.settings_report"
@@ -47,6 +48,10 @@ def parse(text: str, path: str) -> dict[str, str]:
     return found
 
 
+def _variables(path: Path) -> dict[str, str]:
+    return parse(path.read_text(), str(path))
+
+
 def read(files: Iterable[Path], own: Mapping[str, str]) -> dict[str, str]:
     """The environment of a service that has these files, the later ones first; without any, `own`. What is
     not a setting of InferFlux is `own`'s in any case.
@@ -60,7 +65,7 @@ def read(files: Iterable[Path], own: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in own.items() if not name.startswith(_OURS)}
     for path in files:
         try:
-            found |= parse(path.read_text(), str(path))
+            found |= units.environment_of(path, parse) if units.is_unit(path) else _variables(path)
         except (OSError, UnicodeDecodeError) as error:
             raise CommandError(f"cannot read {path}: {error} (--env-file)") from None
     return found
