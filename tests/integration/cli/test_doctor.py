@@ -24,12 +24,17 @@ from pathlib import Path
 import pytest
 from harness.certificates import Certificates
 from harness.inferctl import environment
+from harness.redis_cluster import ClusterServers
+from harness.redis_sentinel import SentinelServers
 from harness.servers import ServerProcess
 from harness.worker import DEMO_MODEL
 
+from inferflux.cli.doctor.facts import redis as redis_facts
+from inferflux.cli.doctor.seen import Failure
 from inferflux.cli.stack.servers import free_port
 from inferflux.common.bus import Bus
 from inferflux.common.contract.requests.stream_limits import StreamLimits
+from inferflux.common.process.tls import TlsFiles
 from inferflux.common.servers import nats_users, redis_users
 from inferflux.worker.engine.tiers.claims import claimed
 from inferflux.worker.host import model_setup
@@ -120,7 +125,8 @@ class _Relayed(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.sendall(self.server.says)
         if not self.server.to:
-            self.request.recv(1)
+            while self.request.recv(65536):
+                pass
             return
         with socket.create_connection(("127.0.0.1", self.server.to)) as onward:
             back = threading.Thread(target=self._pass, args=(onward, self.request))
@@ -410,3 +416,22 @@ async def test_a_healthy_setup_has_no_problem(tmp_path: Path) -> None:
     # This user may not ask what the server evicts.
     assert found.levels("redis") == {"ok", "not checked"}
     assert not [secret for secret in SECRETS if secret in found.output]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [ClusterServers, SentinelServers])
+async def test_redis_of_several_servers_is_asked(
+    kind: type[ClusterServers | SentinelServers], tmp_path: Path
+) -> None:
+    async with kind(tmp_path) as servers:
+        found = await redis_facts.look(servers.url, TlsFiles(), keeps_policy=True)
+        assert (found.failure, found.is_read_only, found.eviction) == (None, False, "noeviction")
+        assert found.ahead_s is not None
+    gone = await redis_facts.look(servers.url, TlsFiles(), keeps_policy=True)
+    assert gone.failure is Failure.UNREACHABLE
+
+
+async def test_redis_that_takes_connections_and_says_nothing_is_named() -> None:
+    with Relay() as silent:
+        found = await redis_facts.look(f"redis://127.0.0.1:{silent.port}/0", TlsFiles(), keeps_policy=True)
+    assert (found.failure, found.address) == (Failure.SILENT, f"127.0.0.1:{silent.port}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 from dataclasses import replace
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from harness.deploy import ROOT
+from rich.console import Console
 
 from inferflux.cli.doctor.checks import certificates, machine, programs, servers, settings
+from inferflux.cli.doctor.command import view
 from inferflux.cli.doctor.facts import llama as llama_facts
 from inferflux.cli.doctor.facts.environment import parse
-from inferflux.cli.doctor.finding import Finding, Level
+from inferflux.cli.doctor.finding import Finding, Level, ok, problem
 from inferflux.cli.doctor.seen import Certificate, Failure, Llama, Memory, Nats, Redis, SharedMemory
 from inferflux.cli.reach.errors import CommandError
 from inferflux.common.process.machine.free_memory import limit_bytes
@@ -195,3 +198,17 @@ def test_variables_of_the_compose_files_are_known() -> None:
     text = "".join((ROOT / file).read_text() for file in files)
     named = set(re.findall(r"\$\{(INFERFLUX_[A-Z_]+)", text))
     assert named >= settings.OF_COMPOSE
+
+
+def test_a_remedy_stands_below_its_finding_and_no_brackets_are_lost() -> None:
+    console = Console(width=60, file=io.StringIO(), force_terminal=False)
+    console.print(
+        view([problem("nats", "[::1]:4222: port 4222 is closed", "start [nats-server]"), ok("disk", "fine")])
+    )
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [line.split() for line in shown.splitlines()[1:4]] == [
+        ["problem", "nats", "[::1]:4222:", "port", "4222", "is", "closed"],
+        ["->", "start", "[nats-server]"],
+        ["ok", "disk", "fine"],
+    ]
+    assert "1 problem, 0 warnings" in shown

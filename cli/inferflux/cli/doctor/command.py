@@ -91,11 +91,12 @@ async def _look(
 
 
 def view(found: Sequence[Finding]) -> RenderableType:
-    """A row per finding, those to do something about with a remedy; then how many of these there are."""
-    table = make_table("", "check", "found", "what to do", last=30)
+    """A row per finding, and in the line below what to do; then how many problems and warnings there are."""
+    table = make_table("", "check", "found", last=40)
     for one in found:
         level = f"[{_STYLES[one.level]}]{one.level}[/]"
-        table.add_row(level, one.check, escape(one.said), escape(one.remedy))
+        remedy = f"\n[dim]->[/] {escape(one.remedy)}" if one.remedy else ""
+        table.add_row(level, one.check, f"{escape(one.said)}{remedy}")
     counts = Counter(one.level for one in found)
     n_problems, n_warnings = counts[Level.PROBLEM], counts[Level.WARNING]
     style = "red" if n_problems else "yellow" if n_warnings else "green"

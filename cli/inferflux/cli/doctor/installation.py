@@ -20,16 +20,14 @@ from .seen import Certificate, Port, ServiceSettings
 _NATS, _REDIS = "INFERFLUX_NATS_URL", "INFERFLUX_REDIS_URL"
 _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 - names what listens so
 _LOOPBACK = ("127.0.0.1", "localhost")
+_SERVICES = ("gateway", "policy", "scheduler", "worker")
 # Of each service: what listens, and the setting that says where.
 _LISTENERS = (
     ("gateway", "gRPC", "INFERFLUX_GATEWAY_LISTEN"),
     ("gateway", "HTTP", "INFERFLUX_GATEWAY_HTTP_LISTEN"),
     ("policy", "gRPC", "INFERFLUX_POLICY_LISTEN"),
     ("worker", "KV state", "INFERFLUX_KV_LISTEN"),
-    *(
-        (service, "metrics", "INFERFLUX_METRICS_LISTEN")
-        for service in ("gateway", "policy", "scheduler", "worker")
-    ),
+    *((service, "metrics", "INFERFLUX_METRICS_LISTEN") for service in _SERVICES),
 )
 # Ports that `inferctl up` asks for unless its flags name others.
 _OF_UP = (
@@ -144,13 +142,10 @@ class Installation:
             host, port = split(str(address), variable)
             if port:
                 shared.add(str(address))
-                yield Port(
-                    f"{service}, {what}",
-                    variable,
-                    host,
-                    port,
-                    (f"inferflux.{service}", f"inferflux-{service}"),
-                )
+                # One environment may be that of several services.
+                owners = _SERVICES if what == "metrics" else (service,)
+                words = (f"inferflux{mark}{owner}" for owner in owners for mark in ".-")
+                yield Port(f"{service}, {what}", variable, host, port, tuple(words))
 
     @property
     def called_hosts(self) -> list[str]:

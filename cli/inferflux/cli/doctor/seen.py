@@ -17,7 +17,7 @@ class ServiceSettings:
     Attributes:
         variables: all that it knows.
         bad: a line for each value that it refuses.
-        values: by variable; empty where values do not fit each other.
+        values: by variable; as the environment has them where values do not fit each other.
         failure: why its code could not be asked; empty if it was.
     """
 

@@ -68,7 +68,8 @@ def _eviction(seen: Redis) -> Iterator[Finding]:
         yield unknown("redis", said, "as its operator: `CONFIG GET maxmemory-policy` should say noeviction")
     elif seen.max_memory and seen.eviction.startswith("allkeys"):
         level = problem if seen.keeps_policy else warning
-        said = f"{seen.address} evicts any key (maxmemory-policy {seen.eviction}): API keys and roles too"
+        lost = "API keys and roles too" if seen.keeps_policy else "counters of limits too"
+        said = f"{seen.address} evicts any key (maxmemory-policy {seen.eviction}): {lost}"
         yield level(
             "redis", said, "`CONFIG SET maxmemory-policy noeviction`, and the same in its configuration"
         )

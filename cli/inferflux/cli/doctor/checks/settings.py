@@ -54,9 +54,9 @@ def decide(
             )
     for service in checked:
         if failure := settings[service].failure:
-            yield unknown(
-                "settings", f"{service}: {failure}", f"install inferflux-{service} where it is to run"
-            )
+            is_absent = failure == "not installed"
+            remedy = f"install inferflux-{service} where it is to run" if is_absent else "install it anew"
+            yield unknown("settings", f"{service}: {failure}", remedy)
     if not bad and not unread and len(absent) < len(settings):
         given = sum(name.startswith(_PREFIX) for name in named)
-        yield ok("settings", f"{given} variables, each known and of use")
+        yield ok("settings", f"{given} variables, and each is known")

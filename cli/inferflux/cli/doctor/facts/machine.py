@@ -27,8 +27,8 @@ _LOCK = "lock"
 
 def folder(use: str, path: Path, wanted_bytes: int = 0) -> Folder:
     """A folder, or where it would be made."""
-    place = next(each for each in (path, *path.absolute().parents) if each.exists())
     try:
+        place = next(each for each in (path, *path.absolute().parents) if each.exists())
         if not place.is_dir():
             return Folder(use, path, f"{place} is no folder")
         free = shutil.disk_usage(place).free

@@ -15,8 +15,10 @@ from inferflux.cli.doctor.seen import Failure, Redis
 from inferflux.common.contract.errors import InvalidArgument
 from inferflux.common.process.tls import TlsFiles
 from inferflux.common.redis import store
+from inferflux.common.redis.redis_cluster import url as cluster
 
 _ANSWER_S = 3.0
+_PORT = 6379
 # Keys that are never written: to delete one changes nothing, and a replica refuses it. Each kind of user may
 # write one of them.
 _NO_KEYS = ("inferflux:{prefixes}:doctor", "inferflux:{answers}:doctor", "inferflux:doctor")
@@ -28,15 +30,26 @@ async def look(url: str, tls: TlsFiles, *, keeps_policy: bool) -> Redis:
     found = Redis(_address(url), keeps_policy=keeps_policy)
     try:
         client = store.connect(url, tls=tls)
+        one = store.connect(_url_of_one(url), tls=tls)
     except InvalidArgument as error:
         return replace(found, failure=Failure.URL, detail=error.message)
     try:
-        return await _ask(client, found)
+        return await _ask(client, one, found)
     finally:
         await client.aclose()
+        await one.aclose()
 
 
-async def _ask(client: redis.asyncio.Redis, found: Redis) -> Redis:
+def _url_of_one(url: str) -> str:
+    """The same; of a cluster, the URL of the first server that it names."""
+    if not cluster.is_of_cluster(url):
+        return url
+    target = cluster.parse(url)
+    return target.of_server(target.seeds[0])
+
+
+async def _ask(client: redis.asyncio.Redis, one: redis.asyncio.Redis, found: Redis) -> Redis:
+    """Ask the servers of the URL, and one of them what a cluster cannot be asked."""
     try:
         async with asyncio.timeout(_ANSWER_S):
             await client.ping()
@@ -48,8 +61,8 @@ async def _ask(client: redis.asyncio.Redis, found: Redis) -> Redis:
         return replace(found, failure=Failure.SILENT)
     except (redis.exceptions.RedisError, OSError) as error:
         return replace(found, failure=_failure_of(error), detail=str(error))
-    memory = await _answer(client.info("memory"))
-    clock_s, now = time.time(), await _answer(client.time())
+    memory = await _answer(one.info("memory"))
+    clock_s, now = time.time(), await _answer(one.time())
     ahead_s = None if now is None else now[0] + now[1] / 1e6 - (clock_s + time.time()) / 2
     return replace(
         found,
@@ -99,5 +112,6 @@ def _failure_of(error: Exception) -> Failure:
 
 
 def _address(url: str) -> str:
-    """Where it is, without users and passwords."""
-    return url.partition("://")[2].partition("?")[0].rpartition("@")[2].partition("/")[0] or "its socket"
+    """Where it is, without users and passwords: a port as well, where one server is named."""
+    place = url.partition("://")[2].partition("?")[0].rpartition("@")[2].partition("/")[0]
+    return place if ":" in place or not place else f"{place}:{_PORT}"

@@ -18,7 +18,7 @@ from .settings import FILE_SUFFIX, BadSettings, ServiceSettings, read, variables
 
 
 def report(cls: type[ServiceSettings]) -> dict[str, Any]:
-    """The variables of a service, the lines about bad ones, and the values of all where the others fit.
+    """The variables of a service, the lines about bad ones, and the values of the others.
 
     Bad variables are taken out of the environment of this process.
     """
@@ -32,13 +32,20 @@ def report(cls: type[ServiceSettings]) -> dict[str, Any]:
             names = {variable.removesuffix(FILE_SUFFIX) for variable, _ in error.lines}
             taken_out = [os.environ.pop(f"{name}{end}", None) for name in names for end in ("", FILE_SUFFIX)]
             if not any(taken_out):  # values that do not fit each other
-                break
+                values = _as_given(cls)
     return {"variables": sorted(variables(cls)), "bad": bad, "values": values}
 
 
 def _values(cls: type[ServiceSettings]) -> dict[str, Any]:
     fields = read(cls).model_dump(mode="json")
     return {variable: fields[name] for variable, name in variables(cls).items()}
+
+
+def _as_given(cls: type[ServiceSettings]) -> dict[str, Any]:
+    """Values as the environment has them, else the defaults."""
+    fields = {variable: cls.model_fields[name] for variable, name in variables(cls).items()}
+    plain = {name: one.default for name, one in fields.items() if isinstance(one.default, str | int | float)}
+    return {name: os.environ.get(name) or plain.get(name) for name in fields}
 
 
 def main() -> None:
