@@ -197,7 +197,7 @@ def secrets(name: str, release: str = "r") -> dict[str, dict[str, str]]:
     return {each["metadata"]["name"].removeprefix(start): files_of(each) for each in made}
 
 
-def complaints(manifest: Manifest, version: str) -> Iterator[str]:
+def faults(manifest: Manifest, version: str) -> Iterator[str]:
     """Problems that the API's schema of a manifest has with it, unknown fields among them."""
     import kubernetes_validate
 

@@ -16,7 +16,7 @@ from harness.helm import (
     FILES,
     SETS,
     Pod,
-    complaints,
+    faults,
     helm,
     needs_helm,
     notes,
@@ -56,15 +56,15 @@ def test_every_file_of_values_is_among_those_that_are_tried() -> None:
 @pytest.mark.parametrize("version", ["1.30.0", "1.37.0"])
 @pytest.mark.parametrize("name", SETS)
 def test_the_api_takes_each_manifest(name: str, version: str) -> None:
-    assert [each for manifest in rendered(name) for each in complaints(manifest, version)] == []
+    assert [each for manifest in rendered(name) for each in faults(manifest, version)] == []
 
 
 def test_a_manifest_with_an_unknown_or_wrong_field_would_be_found() -> None:
     (service, *_) = [each for each in rendered("default") if each["kind"] == "Service"]
     (route,) = [each for each in rendered("everything") if each["kind"] == "HTTPRoute"]
     for manifest in (service, route):
-        assert [*complaints(manifest | {"spec": manifest["spec"] | {"unknown": 1}}, "1.37.0")]
-    assert [*complaints(service | {"spec": service["spec"] | {"ports": "all"}}, "1.37.0")]
+        assert [*faults(manifest | {"spec": manifest["spec"] | {"unknown": 1}}, "1.37.0")]
+    assert [*faults(service | {"spec": service["spec"] | {"ports": "all"}}, "1.37.0")]
 
 
 @pytest.mark.parametrize("name", SETS)

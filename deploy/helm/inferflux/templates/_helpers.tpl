@@ -74,7 +74,11 @@ topologySpreadConstraints:
     topologyKey: {{ . }}
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
-      matchLabels: {{- include "inferflux.selector" (list $.root $.component) | nindent 8 }}
+      matchLabels:
+        {{- include "inferflux.selector" (list $.root $.component) | nindent 8 }}
+        {{- with $.pool }}
+        inferflux.io/pool: {{ . }}
+        {{- end }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -178,7 +182,8 @@ securityContext:
 startupProbe:
   httpGet: {path: /livez, port: metrics}
   periodSeconds: 1
-  failureThreshold: 60
+  # A worker first reads its models' heads.
+  failureThreshold: 600
 livenessProbe:
   httpGet: {path: /livez, port: metrics}
   periodSeconds: 10
