@@ -40,11 +40,24 @@ def test_a_file_that_was_read_has_the_next_piece(files: PieceFiles, tmp_path: Pa
     assert set(read(files, name).payload) == {1}
     files.taken(name)
     assert not files.is_unread(name)
+    (spare,) = (tmp_path / "pieces").iterdir()
+    inode = spare.stat().st_ino
     again = written(files, 2, n_bytes=900)
-    assert again == name
+    assert again != name
     found = read(files, again).payload
     assert (found.shape[0], set(found)) == (900, {2})
-    assert [path.name for path in (tmp_path / "pieces").iterdir()] == [name]
+    (file,) = (tmp_path / "pieces").iterdir()
+    assert (file.name, file.stat().st_ino) == (again, inode)
+
+
+def test_a_transfer_that_ends_late_removes_no_piece_of_another(files: PieceFiles) -> None:
+    name = written(files, 1)
+    files.taken(name)
+    assert not files.is_unread(name)
+    again = written(files, 2)
+    files.discard(name)
+    assert files.is_unread(again)
+    assert set(read(files, again).payload) == {2}
 
 
 def test_a_file_that_was_removed_is_not_used_again(files: PieceFiles) -> None:

@@ -215,15 +215,17 @@ class PieceFiles:
         return False
 
     def _use_again(self, name: str) -> None:
-        """Keep a file that was read, if there is room."""
+        """Keep a file that was read, if there is room; under a new name, as others remove the old one when
+        its transfer ends."""
         memory = self._written.pop(name, None)
         spare = sum(each.size for each in self._spares.values())
         if memory is None or spare + memory.size > self._most_spare:
             self._unlink(name)
             return
+        new = self._new_name()
         with contextlib.suppress(OSError):  # it was removed
-            self._path(name + READ).rename(self._path(name + UNFINISHED))
-            self._spares[name] = memory
+            self._path(name + READ).rename(self._path(new + UNFINISHED))
+            self._spares[new] = memory
 
     def remove(self, *names: str) -> None:
         """Remove pieces, after those that are being written."""
