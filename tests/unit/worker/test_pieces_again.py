@@ -99,3 +99,17 @@ def test_files_that_wait_make_room_for_pieces_and_do_not_stay(files: PieceFiles,
     written(files, 2, n_bytes=LIMIT - 50_000)
     files.close()
     assert len(list((tmp_path / "pieces").iterdir())) == 1
+
+
+def test_what_is_made_ahead_leaves_files_to_the_engine_that_wait(files: PieceFiles, tmp_path: Path) -> None:
+    """It is made in another thread."""
+    name = written(files, 1, n_bytes=100_000)
+    unread = written(files, 1, n_bytes=800_000)
+    files.taken(name)
+    assert not files.is_unread(name)
+    files.prepare(200_000)
+    assert files._preparing is not None
+    assert isinstance(files._preparing.exception(20), OSError)
+    assert len(list((tmp_path / "pieces").iterdir())) == 2
+    again = written(files, 2, n_bytes=200_000)
+    assert {path.name for path in (tmp_path / "pieces").iterdir()} == {unread, again}

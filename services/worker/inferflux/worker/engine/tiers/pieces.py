@@ -95,9 +95,11 @@ class PieceFiles:
         names: list[str] = []
 
         def buffer(n_bytes: int) -> StateBytes:
-            name, memory = (
-                self._take_spare(n_bytes) or self._take_prepared(n_bytes) or self._made(n_bytes + _MARGIN)
-            )
+            taken = self._take_spare(n_bytes) or self._take_prepared(n_bytes)
+            if taken is None:
+                self._make_room(n_bytes + _MARGIN)
+                taken = self._made(n_bytes + _MARGIN)
+            name, memory = taken
             names.append(name)
             self._written[name] = memory
             return memory[:n_bytes]
@@ -165,9 +167,21 @@ class PieceFiles:
                 path.unlink(missing_ok=True)
 
     def _touched(self, n_bytes: int) -> tuple[str, StateBytes]:
+        """In the maker's thread: `_spares` are the engine's, and do not make room here."""
+        self._check_room(n_bytes)
         name, memory = self._made(n_bytes)
         memory[::_PAGE] = 0
         return name, memory
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Have files that wait to be used again make room. Raises as `_check_room`."""
+        try:
+            self._check_room(n_bytes)
+        except OSError:
+            if not self._spares:
+                raise
+            self.drop_spares()
+            self._check_room(n_bytes)
 
     def _made(self, n_bytes: int) -> tuple[str, StateBytes]:
         """(name, memory) of a new file.
@@ -175,7 +189,6 @@ class PieceFiles:
         Raises:
             OSError: there is no room.
         """
-        self._check_room(n_bytes)
         name = self._new_name()
         return name, _made(self._path(name + UNFINISHED), n_bytes)
 
@@ -197,7 +210,7 @@ class PieceFiles:
             OSError: there is no room.
         """
         name, folder = self._new_name(), self._folder()
-        self._check_room(envelope.n_bytes)
+        self._make_room(envelope.n_bytes)
 
         def write() -> None:
             envelope.seal()
@@ -281,11 +294,7 @@ class PieceFiles:
         """Raises:
         OSError: the exchange has no room for so much.
         """
-        folder = self._folder().parent
-        taken = bytes_below(folder)
-        if taken + n_bytes > self._limit and self._spares:
-            self.drop_spares()
-            taken = bytes_below(folder)
+        taken = bytes_below(self._folder().parent)
         if taken + n_bytes > self._limit:
             raise OSError(errno.ENOSPC, f"the exchange has {taken} of {self._limit} bytes")
 
