@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from benchmarks.load.command_line import add_json, make_parser, positive
@@ -257,7 +258,7 @@ async def same(options: argparse.Namespace) -> dict[str, Any]:
     """Answers that differ from the first ones, when they are moved and when they are not."""
     differing = {"moved": 0, "again": 0}
     async with ground(_stack(options, {})) as on:
-        for i in range(options.prompts):
+        for i in track(range(options.prompts), "same", transient=True):
             request = on.request(prompt_tokens=_SAME_PROMPT, max_tokens=_SAME_ANSWER)
             if i % 2:
                 request.params.sampling.temperature, request.params.sampling.seed = 0.8, i
