@@ -362,6 +362,16 @@ def test_a_worker_that_ends_later_hands_over_when_it_was_told_to() -> None:
     finish(pair.world)
 
 
+def test_a_worker_that_ends_sooner_than_it_was_to_hand_over_does_so_before() -> None:
+    pair = Pair()
+    drain = pair.world.core.commands.drain("w1", now=pair.world.now, hand_over_after_s=600.0)
+    pair.world.do(drain)
+    pair.ends_in(2000)
+    pair.world.pass_time(1.1)
+    pair.world.settle()
+    assert pair.new.taking
+
+
 def test_a_request_that_waits_to_resume_moves_with_its_state() -> None:
     pair = Pair(slots=1, move_after_s=2.0)
     pair.new.state = 3  # type: ignore[assignment]

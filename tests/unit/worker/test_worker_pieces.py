@@ -321,6 +321,31 @@ def test_an_import_outlives_the_end_of_the_one_before_it(sides: tuple[Side, Side
         side.leaks_nothing()
 
 
+def test_an_import_outlives_a_request_that_begins_alike(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    caught_up(source)
+    paths = [source.folder / piece.name for piece in source.pieces if piece.name]
+    target.take(paths[0])
+    target.until(lambda: bool(target.imported))
+    for other in (PROMPT[:10], [*PROMPT[:12], 1]):
+        target.submit(item("b", other))
+        target.until(lambda: not target.table.has_running)
+    for path in paths[1:]:
+        target.take(path)
+    target.until(lambda: target.imported[-1].tokens >= len(PROMPT))
+    assert not any(each.error for each in target.imported)
+
+
+def test_a_cached_prompt_outlives_another_one_of_its_length(sides: tuple[Side, Side]) -> None:
+    side = sides[0]
+    for last in (1, 2):
+        side.submit(item("b", [*PROMPT, last]))
+        side.until(lambda: not side.table.has_running)
+    scope = cache_scope_of(item("b").request)
+    known = side.engine._memory.prefixes.known(scope, np.array([*PROMPT, 1, 0], np.int32))
+    assert known == len(PROMPT) + 1
+
+
 def test_an_import_whose_request_does_not_come_ends(sides: tuple[Side, Side]) -> None:
     source, target = sides
     caught_up(source)

@@ -88,7 +88,7 @@ class StreamServer:
         try:
             async with asyncio.timeout(_HELLO_S):
                 wish = await wire.read_message(reader, worker_pb2.KvWish, _HELLO_BYTES)
-                if self._doors.know(wish.ticket):
+                if self._doors.know(wish.ticket) and not wish.model_digest:
                     wish = await wire.read_message(reader, worker_pb2.KvWish, MAX_WISH_BYTES)
             try:
                 sending = self._doors.begin(wish, "shm" if self._tells_names else "tcp")

@@ -44,12 +44,14 @@ class Drains:
         self._incarnations[worker.worker_id] = worker.incarnation
 
     def learn(self, worker: WorkerSlots, now: float) -> None:
-        """Read from a worker's status whether it ends: for the last part of its time requests move."""
-        is_known = self.holds(worker) and self._hand_over_s[worker.worker_id] is not None
-        if is_known or not worker.is_leaving:
+        """Read from a worker's status whether it ends: for the last part of its time requests move, unless
+        they are to do so sooner."""
+        if not worker.is_leaving:
             return
         left_s = worker.status.leaves_in_ms / 1000
-        self.begin(worker, now + left_s - min(self._longest_move_s, left_s / 2))
+        ends_s = now + left_s - min(self._longest_move_s, left_s / 2)
+        known_s = self._hand_over_s.get(worker.worker_id) if self.holds(worker) else None
+        self.begin(worker, ends_s if known_s is None else min(known_s, ends_s))
 
     def end(self, worker_id: str) -> None:
         self._hand_over_s.pop(worker_id, None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from inferflux.v1 import engine_pb2
 from inferflux.worker.engine.kv.envelope import Envelope, Refused, TokenArray, tokens_from
 from inferflux.worker.engine.plan.facets import Arrival
-from inferflux.worker.engine.plan.sequence import NO_SEQ_ID, Sequence
+from inferflux.worker.engine.plan.sequence import Sequence
 from inferflux.worker.engine.tiers.pieces import PieceFiles
 
 from .prefix_cache import PrefixCache
@@ -36,7 +36,7 @@ class _Import:
         id: None until the first piece of what a request waits for.
         arrival: as its request sees it.
         reads: files of pieces that are read, in order.
-        tokens: its first tokens that are in the KV cache, as a prefix of `seq_id`.
+        tokens: its first tokens that are in the KV cache, as a cached prefix.
         has_all: whether no more pieces come.
     """
 
@@ -46,7 +46,6 @@ class _Import:
     sequence: Sequence | None = None
     reads: deque[tuple[str, Future[Envelope]]] = field(default_factory=deque)
     tokens: int = 0
-    seq_id: int = NO_SEQ_ID
     has_all: bool = False
 
 
@@ -123,9 +122,7 @@ class Imports:
             if not sequence.origin.takes_state or not self._has_room():
                 return
             found = self._imports[sequence.key] = _Import(None, sequence.key, Arrival(self._clock_s()))
-        found.sequence = sequence
-        if not found.arrival.is_over:
-            sequence.restore.arrival = found.arrival
+        found.sequence, sequence.restore.arrival = sequence, found.arrival
 
     def poll(self) -> None:
         """Take what was read, as far as the step has time for it."""
@@ -188,14 +185,14 @@ class Imports:
 
     def _forget(self, each: _Import) -> None:
         del self._imports[each.key]
-        self._prefixes.await_no_more(each.seq_id)
+        self._prefixes.await_no_more(each.arrival.seq_id)
 
     def _tell_known(self, each: _Import, scope: str, tokens: TokenArray) -> None:
         """Say how many of its tokens are there already. They had better stay until the others come."""
         known = self._taken.known(scope, tokens)
         if known.holder is not None:
             self._prefixes.await_request(known.holder)
-            each.tokens, each.seq_id = known.matched_tokens, known.holder
+            each.tokens, each.arrival.seq_id = known.matched_tokens, known.holder
         self._tell(each)
 
     def _take(self, each: _Import) -> None:
@@ -205,9 +202,9 @@ class Imports:
             envelope = read.result()
             # What came before is awaited until then: room is not made of it.
             seq_id = self._taken.take(envelope)
-            self._prefixes.await_no_more(each.seq_id)
+            self._prefixes.await_no_more(each.arrival.seq_id)
             self._prefixes.await_request(seq_id)
-            each.seq_id = seq_id
+            each.arrival.seq_id = seq_id
         except (NotTaken, Refused, OSError, ValueError, MemoryError) as error:
             self._end(each, f"a piece was not taken: {error}")
             return

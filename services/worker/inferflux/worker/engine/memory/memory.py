@@ -198,7 +198,9 @@ class Memory:
             self.end_prefill_context(sequence)
             self._seq_ids.share(holder, sequence.seq_id, matched)
             sequence.begin_at(matched)
-            prefixes.make_way(holder, sequence.n_tokens)
+            if matched == sequence.n_tokens - 1:
+                arrival = sequence.restore.arrival
+                prefixes.make_way(holder, tokens, is_own=arrival is not None and arrival.seq_id == holder)
         sequence.note_checkpoint(prefixes.parts_at(scope, tokens, matched))
 
     def make_checkpoint(self, sequence: Sequence) -> None:

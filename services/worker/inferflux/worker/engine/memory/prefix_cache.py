@@ -15,6 +15,8 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from inferflux.v1 import engine_pb2, generation_pb2
 from inferflux.worker.engine.kv.prefix_sharing import PrefixSharing, Sharing
 from inferflux.worker.engine.kv.radix import BeforeEviction, Match, RadixPrefixCache, TokenArray
@@ -243,15 +245,18 @@ class PrefixCache:
         self._give_back(seq_id)
         return True
 
-    def make_way(self, holder: int, n_tokens: int) -> None:
-        """Give up a cached prefix whose last tokens a request computes again, of `n_tokens`, where no other
-        needs it.
+    def make_way(self, holder: int, tokens: TokenArray, *, is_own: bool) -> None:
+        """Give up a cached prefix that has all `tokens` of a request, which computes the last one again.
 
-        The request gets the cells that they had. Were these freed later, or not, its tokens would lie in
-        other cells than if it had come alone, and attention would add up in another order.
+        The request gets the cells of what it computes. Were these freed later, its next token would come to
+        lie before its last one, and attention would add up in another order than if it had come alone.
+
+        Args:
+            is_own: it has come for this request. Another one stays if it has more tokens.
         """
-        held = self._tree.tokens_of(holder).shape[0]
-        if held == n_tokens or (held > n_tokens and holder in self._awaited):
+        held = self._tree.tokens_of(holder)
+        n = tokens.shape[0]
+        if (held.shape[0] == n or (is_own and held.shape[0] > n)) and np.array_equal(held[:n], tokens):
             self.discard(holder)
 
     def make_room(self, *, cells: int = 0, ids: int = 0) -> None:
@@ -264,9 +269,10 @@ class PrefixCache:
         """A request comes that begins with a cached prefix: others are evicted first, and it pays no rent."""
         self._awaited.add(seq_id)
 
-    def await_no_more(self, seq_id: int) -> None:
-        """Undo `await_request`."""
-        self._awaited.discard(seq_id)
+    def await_no_more(self, seq_id: int | None) -> None:
+        """Undo `await_request`; nothing where that was not called."""
+        if seq_id is not None:
+            self._awaited.discard(seq_id)
 
     def clear(self, scope: str = "") -> tuple[int, int]:
         """Give up every cached prefix, without keeping it anywhere else. What requests hold stays.

@@ -63,10 +63,12 @@ class Arrival:
     Attributes:
         progress_s: when the last piece was taken, by the monotonic clock.
         is_over: whether no more comes.
+        seq_id: a cached prefix that has what came; None: nothing did.
     """
 
     progress_s: float
     is_over: bool = False
+    seq_id: int | None = None
 
 
 @dataclass(slots=True)
