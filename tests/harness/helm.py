@@ -112,7 +112,7 @@ def rendered(name: str, release: str = "r") -> list[Manifest]:
     """Manifests of one of `SETS`."""
     done = helm("template", release, values=ASKED.get(name), files=FILES.get(name, ()))
     assert done.returncode == 0, done.stderr
-    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
+    return [manifest for manifest in yaml.load_all(done.stdout, yaml.CSafeLoader) if manifest]
 
 
 def notes(folder: Path, name: str) -> str:

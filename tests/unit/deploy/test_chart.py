@@ -272,6 +272,13 @@ def test_the_notes_say_where_the_key_is_and_no_secret(name: str, tmp_path: Path)
     assert not re.search(r"\w{32}", text)
 
 
+def test_no_pause_before_the_end_is_no_pause() -> None:
+    done = helm("template", "r", values={"gateway": {"preStopS": 0}, "policy": {"preStopS": 0}})
+    made = [Pod(each) for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "Deployment"]
+    assert len(made) == 3
+    assert not any("lifecycle" in pod.container for pod in made)
+
+
 def test_its_version_is_that_of_the_packages() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["version"] == chart["appVersion"] == (ROOT / "VERSION").read_text().strip()
