@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import redis.asyncio
 import redis.exceptions
-import yaml
+from harness.chart_release import Release, lay_out
 from harness.deploy import ROOT
-from harness.helm import Manifest, Pod, files_of, helm, needs_helm
+from harness.helm import needs_helm
 from harness.nats_cluster import NatsCluster
 from harness.servers import ServerProcess
 
@@ -37,49 +37,6 @@ from inferflux.common.servers.fleet_files import SERVICE
 pytestmark = needs_helm
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
-
-
-class Release:
-    """A rendering of the chart, in which pods have addresses and ports of this machine.
-
-    Args:
-        places: address and port of pods, by name. Their ports differ, as their hosts are one.
-    """
-
-    def __init__(self, places: dict[str, tuple[str, int]], values: dict[str, Any]) -> None:
-        done = helm("template", "r", values=values)
-        assert done.returncode == 0, done.stderr
-        self._made: list[Manifest] = [each for each in yaml.safe_load_all(done.stdout) if each]
-        self._places = places
-
-    def pod(self, component: str) -> Pod:
-        (made,) = [
-            Pod(each)
-            for each in self._made
-            if each["kind"] == "StatefulSet" and each["metadata"]["name"] == f"r-inferflux-{component}"
-        ]
-        return made
-
-    def files(self, secret: str) -> dict[str, str]:
-        """Files of a Secret, with the places of pods in the place of their names."""
-        name = f"r-inferflux-access-{secret}"
-        (made,) = [e for e in self._made if e["kind"] == "Secret" and e["metadata"]["name"] == name]
-        return {self.placed(file): self.placed(text) for file, text in files_of(made).items()}
-
-    def placed(self, text: str) -> str:
-        for pod, (address, port) in self._places.items():
-            host = f"{pod}.{pod.rpartition('-')[0]}"
-            for known in (4222, 6379, 26379):
-                text = text.replace(f"{host}:{known}", f"{address}:{port}")
-                text = text.replace(f"{host} {known}", f"{address} {port}")
-            text = text.replace(host, address)
-        return text
-
-
-def lay_out(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
 
 
 class ValkeyFleet:
