@@ -372,6 +372,18 @@ def test_a_worker_that_ends_sooner_than_it_was_to_hand_over_does_so_before() -> 
     assert pair.new.taking
 
 
+def test_a_suspect_that_follows_its_state_runs_alone_and_its_move_is_over() -> None:
+    pair = Pair()
+    submit(pair.world, "beside")
+    move = pair.move()
+    pair.world.core._state.jobs[pair.key].is_suspect = True
+    pair.taken(pair.key, tokens=5)
+    finish(pair.world)
+    assert move.outcome
+    assert not len(pair.world.core._state.moves)
+    assert not any(worker.awaited for worker in pair.world.core._state.table.workers.values())
+
+
 def test_a_request_that_waits_to_resume_moves_with_its_state() -> None:
     pair = Pair(slots=1, move_after_s=2.0)
     pair.new.state = 3  # type: ignore[assignment]

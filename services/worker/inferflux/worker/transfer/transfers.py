@@ -198,7 +198,8 @@ class Transfers:
         while True:
             await asyncio.sleep(_SWEEP_EVERY_S)
             if self._folder is not None:
-                await asyncio.to_thread(self._folder.sweep)
+                with contextlib.suppress(OSError):  # the next time
+                    await asyncio.to_thread(self._folder.sweep)
 
     async def _listen_in(self, folder: PieceFolder) -> None:
         path = folder.socket_of(self._state.incarnation)

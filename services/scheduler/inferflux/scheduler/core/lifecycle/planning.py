@@ -124,6 +124,7 @@ class Planner:
             if why := self._state.placement.why_never(job):
                 plan.out += self._state.finish(job, outcomes.impossible(why))
             elif (worker := self._quarantine.choose(job)) is not None:
+                self._state.end_move(job, "over")  # not to where its state is: it runs alone
                 self._take(job, worker, plan, is_alone=True)
         first = next(iter(plan.queue.suspects), None)
         worker = self._quarantine.reserve(model, first, plan.now)
