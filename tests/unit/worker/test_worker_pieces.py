@@ -498,6 +498,24 @@ def test_a_request_that_goes_on_without_its_state_says_so_to_who_asks(sides: tup
     assert target.imported[-1].error == "its request goes on without it"
 
 
+def test_a_wait_for_the_last_piece_is_of_the_time_for_copies(sides: tuple[Side, Side]) -> None:
+    source, target = sides
+    has_left(source)
+    may_read = threading.Event()
+    target.engine._tiers.pieces._reader.submit(may_read.wait)
+    carried(source, target)
+    target.submit(going_on(source.emitted()))
+    target.settle()
+    saved = target.engine._saved
+    saved.begin_step(0.1)
+    target.engine.pieces._imports.poll()
+    left_s = saved.copying_left_s
+    may_read.set()
+    assert left_s < 0.1
+    target.until(lambda: not target.table.has_running)
+    assert source.emitted() + target.emitted() == answer_to(PROMPT)
+
+
 def test_what_comes_for_a_request_is_evicted_after_what_no_request_waits_for(
     sides: tuple[Side, Side],
 ) -> None:

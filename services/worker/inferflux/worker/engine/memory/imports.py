@@ -24,7 +24,7 @@ from .taken import NotTaken, TakenPieces
 _MOST_IMPORTS = 64
 # An import ends when its request has not come this time after the last piece.
 _REQUEST_S = 30.0
-# A step waits so long for a request's last piece to be read.
+# A step waits at most this time for a request's last piece to be read.
 _READ_S = 0.003
 
 
@@ -131,7 +131,9 @@ class Imports:
         for each in list(self._imports.values()):
             if each.has_all and each.sequence is not None and each.reads:
                 # All that it waits for: a step would take longer.
+                began_s = self._clock_s()
                 wait([each.reads[-1][1]], min(self._saved.copying_left_s, _READ_S))
+                self._saved.copied(self._clock_s() - began_s)
             while each.reads and each.reads[0][1].done() and (has_time or self._saved.copying_left_s > 0):
                 self._take(each)
                 has_time = False
