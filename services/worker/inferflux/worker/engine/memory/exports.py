@@ -104,9 +104,7 @@ class Exports:
     @property
     def can_go_on(self) -> bool:
         """True if one would copy more at once."""
-        return not self._files.is_preparing and any(
-            e.is_due and not e.is_ended for e in self._exports.values()
-        )
+        return self.is_due and not self._files.is_preparing
 
     def obey(self, command: engine_pb2.EngineExport) -> None:
         """Begin an export, or end one."""

@@ -201,7 +201,7 @@ class Engine(Shell[Sequence]):
     def idle_s(self) -> float | None:
         """Seconds for which nothing is to be done unless a command comes: until the next deadline, for ever
         (None), or not at all (0) while sequences run."""
-        if self._is_behind or (self.pieces.can_go_on and not self.running):
+        if self._is_behind or (self.pieces.exports.can_go_on and not self.running):
             return 0.0
         if self.running:
             must_wait, held = self._memory.must_wait, self._held()

@@ -33,7 +33,6 @@ class Pieces(Part):
         clock_s: Callable[[], float],
         longest_s: float,
     ) -> None:
-        self._files = tiers.pieces
         self.exports = Exports(
             cache, memory, saved, tiers, residents=residents, clock_s=clock_s, longest_s=longest_s
         )
@@ -51,11 +50,6 @@ class Pieces(Part):
     @property
     def is_busy(self) -> bool:
         return self.exports.is_busy or self._imports.is_busy
-
-    @property
-    def can_go_on(self) -> bool:
-        """True if state would leave with the next look."""
-        return self.exports.is_due and not self._files.is_preparing
 
     @property
     def are_any(self) -> bool:
