@@ -169,7 +169,7 @@ class PieceEngine:
             path.unlink()
             first, n_past, n, crc = _HEADER.unpack_from(data.ljust(_HEADER.size))
             body = data[_HEADER.size :]
-            news = engine_pb2.EngineImported(id=command.id, tokens=n_past)
+            news = engine_pb2.EngineImported(id=command.id, tokens=command.n_past)
             if len(body) != n or zlib.crc32(body) != crc:
                 news = engine_pb2.EngineImported(id=command.id, error="a piece was not taken: corrupt")
             else:

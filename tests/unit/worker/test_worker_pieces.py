@@ -180,7 +180,8 @@ def has_left(side: Side) -> None:
 def carried(source: Side, target: Side) -> None:
     """All that has left comes in order."""
     for piece in source.pieces:
-        target.take(source.folder / piece.name if piece.name else "", is_over=piece.is_last)
+        path = source.folder / piece.name if piece.name else ""
+        target.take(path, n_past=piece.n_past, is_over=piece.is_last)
     source.pieces.clear()
 
 
@@ -496,6 +497,37 @@ def test_a_request_that_goes_on_without_its_state_says_so_to_who_asks(sides: tup
     over.arrival.is_over = True
     assert target.ask() == 0
     assert target.imported[-1].error == "its request goes on without it"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_piece_that_its_request_does_not_need_counts_as_taken(
+    sides: tuple[Side, Side], is_late: bool
+) -> None:
+    """The source has computed more than the request had when it was moved."""
+    source, target = sides
+    caught_up(source)
+    source.until(lambda: len(source.emitted()) >= 8)
+    source.leave()
+    source.until(lambda: source.pieces[-1].is_last)
+    *before, last = [piece for piece in source.pieces if piece.name]
+    assert before[-1].n_past >= len(PROMPT)
+    for piece in before:
+        target.take(source.folder / piece.name, n_past=piece.n_past)
+    target.until(lambda: bool(target.imported) and target.imported[-1].tokens == before[-1].n_past)
+    target.submit(going_on(source.emitted()[:1]))
+    target.engine.obey(target._host.sent.popleft())
+    may_read = threading.Event()
+    target.engine._tiers.pieces._reader.submit(may_read.wait)
+    imports = target.engine.pieces._imports
+    if is_late:
+        imports.poll()
+    target.take(source.folder / last.name, n_past=last.n_past, is_over=True)
+    imports.poll()
+    told = [(each.tokens, each.error) for each in imports.news]
+    may_read.set()
+    assert told[-1:] == [(last.n_past, "")]
+    target.until(lambda: not target.table.has_running)
+    assert source.emitted()[:1] + target.emitted() == answer_to(PROMPT)
 
 
 def test_a_wait_for_the_last_piece_is_of_the_time_for_copies(sides: tuple[Side, Side]) -> None:

@@ -1106,6 +1106,7 @@ class EngineImport(_message.Message):
     IS_OVER_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SCOPE_FIELD_NUMBER: _builtins.int
+    N_PAST_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     key: _builtins.str
     path: _builtins.str
@@ -1115,6 +1116,8 @@ class EngineImport(_message.Message):
     token_ids: _builtins.bytes
     """As in CachedPrefix."""
     cache_scope: _builtins.str
+    n_past: _builtins.int
+    """Tokens of the state up to the end of the piece."""
     def __init__(
         self,
         *,
@@ -1124,10 +1127,11 @@ class EngineImport(_message.Message):
         is_over: _builtins.bool = ...,
         token_ids: _builtins.bytes = ...,
         cache_scope: _builtins.str = ...,
+        n_past: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "id", b"id", "is_over", b"is_over", "key", b"key", "path", b"path", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_scope", b"cache_scope", "id", b"id", "is_over", b"is_over", "key", b"key", "n_past", b"n_past", "path", b"path", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1135,7 +1139,7 @@ Global___EngineImport: _TypeAlias = EngineImport  # noqa: Y015
 
 @_typing.final
 class EngineImported(_message.Message):
-    """What is in the KV cache of an import."""
+    """What is in the KV cache of an import, or is not needed there: its request went on with what came before."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

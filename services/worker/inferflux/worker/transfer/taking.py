@@ -205,7 +205,7 @@ class Taking:
                     self._busy_since_s = began_s
                 self._given.append(_Piece(packet.n_past, packet.n_bytes, packet.name))
                 self._begin_import_span()
-                self._tell_engine(path=str(self._folder.path_of(packet.name)))
+                self._tell_engine(path=str(self._folder.path_of(packet.name)), n_past=packet.n_past)
             if packet.error:
                 self._fail(Failed("refused", packet.error))
             elif packet.is_caught_up or packet.is_last:
@@ -265,8 +265,11 @@ class Taking:
     def _fail(self, failure: Failed) -> None:
         self._failure = self._failure or failure
 
-    def _tell_engine(self, *, path: str = "", is_over: bool = False, tokens: bytes = b"") -> None:
-        command = engine_pb2.EngineImport(id=self.number, key=self.wanted.key, path=path, is_over=is_over)
+    def _tell_engine(
+        self, *, path: str = "", n_past: int = 0, is_over: bool = False, tokens: bytes = b""
+    ) -> None:
+        key = self.wanted.key
+        command = engine_pb2.EngineImport(id=self.number, key=key, path=path, n_past=n_past, is_over=is_over)
         if tokens:
             command.token_ids, command.cache_scope = tokens, self.wanted.scope
         self._engine.send(engine_pb2.EngineCommand(import_state=command))

@@ -36,7 +36,8 @@ class _Import:
         id: None until the first piece of what a request waits for.
         arrival: as its request sees it.
         reads: files of pieces that are read, in order.
-        tokens: its first tokens that are in the KV cache, as a cached prefix.
+        tokens: its first tokens that are in the KV cache, as a cached prefix, or are not needed there.
+        n_past: its first tokens that have come, read or not.
         has_all: whether no more pieces come.
     """
 
@@ -46,6 +47,7 @@ class _Import:
     sequence: Sequence | None = None
     reads: deque[tuple[str, Future[Envelope]]] = field(default_factory=deque)
     tokens: int = 0
+    n_past: int = 0
     has_all: bool = False
 
 
@@ -99,13 +101,14 @@ class Imports:
         if found is None or found.arrival.is_over or is_outdated:
             if command.path:
                 self._files.discard(command.path)
-            if found is not None and command.token_ids and not is_outdated:
-                self._tell(found, "its request goes on without it")
+            if found is not None and not is_outdated:
+                self._tell_late(found, command)
             return
         if command.token_ids:
             self._tell_known(found, command.cache_scope, tokens_from(command.token_ids))
         if command.path:
             found.arrival.progress_s = self._clock_s()
+            found.n_past = command.n_past
             found.reads.append((command.path, self._files.read(command.path)))
         found.has_all |= command.is_over
         if not found.reads and found.has_all:
@@ -141,7 +144,10 @@ class Imports:
             if each.arrival.is_over:
                 if has_begun or now_s - each.arrival.progress_s >= _REQUEST_S:
                     self._forget(each)
-            elif (each.has_all and not each.reads) or _is_enough(each):
+            elif each.has_all and not each.reads:
+                self._end(each)
+            elif _is_enough(each):
+                each.tokens = max(each.tokens, each.n_past)
                 self._end(each)
             elif each.sequence is not None and each.sequence.is_loaded:
                 self._end(each, "the request has gone on without it")
@@ -196,6 +202,14 @@ class Imports:
             self._prefixes.await_request(known.holder)
             each.tokens, each.arrival.seq_id = known.matched_tokens, known.holder
         self._tell(each)
+
+    def _tell_late(self, each: _Import, command: engine_pb2.EngineImport) -> None:
+        """Answer what comes after the end of its import."""
+        if command.token_ids:
+            self._tell(each, "its request goes on without it")
+        elif command.path:
+            each.tokens = max(each.tokens, command.n_past)
+            self._tell(each)
 
     def _take(self, each: _Import) -> None:
         path, read = each.reads.popleft()
