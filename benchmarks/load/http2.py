@@ -67,7 +67,7 @@ def opening() -> bytes:
 
 @dataclass(slots=True)
 class _Rest:
-    """What of a request has not gone yet.
+    """The rest of a request, which has not gone yet.
 
     Attributes:
         credit: what the stream's window is beyond the initial one.

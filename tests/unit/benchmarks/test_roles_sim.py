@@ -292,7 +292,7 @@ def test_a_state_that_takes_too_long_is_given_up() -> None:
     assert pair.taken() == [(0, "timeout")]
 
 
-def test_a_state_that_nobody_wants_any_more_is_not_fetched_on() -> None:
+def test_a_state_that_is_not_wanted_any_more_is_not_fetched_on() -> None:
     pair = Pair(output=5000)
     pair.give(pair.p)
     pair.take()

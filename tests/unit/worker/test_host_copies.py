@@ -1,5 +1,5 @@
-"""A process that is killed leaves its host memory to its successor, in shared memory, and nobody else has it
-twice."""
+"""A process that is killed leaves its host memory to its successor, in shared memory, and no other one has
+it."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_an_engine_of_another_model_leaves_it_where_it_is(root: Path) -> None:
     assert [*root.parent.iterdir()] == []
 
 
-def test_what_nobody_inherits_is_removed_in_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_inherited_is_removed_in_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = world_of(root)
     preempted(before)
     kill(disk_of(before))

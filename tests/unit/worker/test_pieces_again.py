@@ -78,7 +78,7 @@ def test_a_file_of_another_size_is_left_alone(files: PieceFiles, n_bytes: int) -
     assert written(files, 2, n_bytes=n_bytes) != name
 
 
-def test_a_file_that_somebody_has_removed_meanwhile_is_made_anew(files: PieceFiles, tmp_path: Path) -> None:
+def test_a_file_that_was_removed_meanwhile_is_made_anew(files: PieceFiles, tmp_path: Path) -> None:
     name = written(files, 1)
     files.taken(name)
     assert not files.is_unread(name)

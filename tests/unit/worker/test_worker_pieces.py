@@ -186,7 +186,7 @@ def carried(source: Side, target: Side) -> None:
 
 
 def goes_on(source: Side, target: Side) -> None:
-    """What has left goes on with its state, and nothing of it is left over."""
+    """A request that has left goes on with its state, and nothing of it is left over."""
     carried(source, target)
     target.submit(going_on(source.emitted()))
     target.until(lambda: not target.table.has_running)

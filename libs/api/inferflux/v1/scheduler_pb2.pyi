@@ -479,7 +479,7 @@ class WorkerStatus(_message.Message):
     role: Global___WorkerRole.ValueType
     """What it is meant to compute of requests; unspecified: unified."""
     leaves_in_ms: _builtins.int
-    """In so long it ends, or unloads this model: what runs then goes to other workers. Absent: it stays."""
+    """Time after which it ends, or unloads this model: what runs then goes to other workers. Absent: it stays."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelCard]: ...
     @_builtins.property

@@ -1,7 +1,7 @@
 """Files of pieces of KV state: what their maker, its worker and those who take them agree on.
 
-Memory that was touched before is written ten times as fast. So who has read a piece of an engine does not
-remove its file, but gives it another name, and the engine uses it again.
+Memory that was touched before is written ten times as fast. So a reader of an engine's piece does not remove
+its file, but gives it another name, and the engine uses it again.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def serve_step(engine: Engine, worker: _Worker, inbox: Inbox, outbox: Outbox) ->
     if outbox.has_waiting and any(sequence.is_prefilling for sequence in engine.running.values()):
         outbox.send()  # a step with a prompt is no short one
     engine.poll()
-    if engine.pieces.has_news:  # who waits for state waits for no step
+    if engine.pieces.has_news:  # those that wait for state wait for no step
         _report(engine, outbox)
         outbox.send()
     engine.compute()

@@ -24,7 +24,7 @@ from .transport import Doors, Sending
 _MOST_CONNECTIONS = 128
 # A caller says what it wants within this time, and a server accepts a call.
 _HELLO_S = 5.0
-# Who asks, and the ticket: they come first, so that a stranger's wish takes no memory.
+# The caller's name and the ticket come first, so that a stranger's wish takes no memory.
 _HELLO_BYTES = 1024
 
 log = logs.get("worker.transfer")

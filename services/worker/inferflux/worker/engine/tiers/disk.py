@@ -125,7 +125,7 @@ class Disk:
         """Finish the write that is under way, and drop the others.
 
         Args:
-            copies: names of files that nobody needs any more.
+            copies: names of files that are not needed any more.
         """
         self._is_closing = True
         self._writer.shutdown(cancel_futures=True)
