@@ -291,6 +291,21 @@ def test_without_room_in_shared_memory_host_memory_does(
     world.engine.close()
 
 
+def test_what_leaves_in_pieces_has_the_room_that_copies_leave(root: Path) -> None:
+    tokens = np.arange(8192, dtype=np.int32)
+    state = state_of(tokens.tolist())
+    limit = 4 * state.n_bytes
+    tiers: Tiers[Waiting] = Tiers(
+        IDENTITY, host_bytes=limit, disk=Disk(root, IDENTITY, is_tier=False), disk_bytes=limit
+    )
+    tiers.keep(state)
+    assert tiers.files.copies.used == state.n_bytes
+    with pytest.raises(OSError, match="the exchange has 0 of"):
+        tiers.pieces.blank("", tokens[:8], 0, limit - state.n_bytes)
+    tiers.pieces.blank("", tokens[:8], 0, limit - 2 * state.n_bytes)
+    tiers.close()
+
+
 def test_as_much_as_half_of_the_limit_stays_free_in_shared_memory(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,17 +51,21 @@ class PieceFiles:
     Args:
         identity: of the context's state.
         exchange: its folder; None: there is none, and no piece is written.
-        limit: most bytes of all that lies in the exchange.
+        limit: most bytes of all that lies in the exchange, and of what counts beside it.
+        beside: bytes that count; called in another thread too.
 
     Attributes:
         on_done: called in a thread that has made, written or read a file.
     """
 
-    def __init__(self, identity: Identity, exchange: Path | None, limit: int) -> None:
+    def __init__(
+        self, identity: Identity, exchange: Path | None, limit: int, beside: Callable[[], int] = lambda: 0
+    ) -> None:
         self.on_done: Callable[[], None] = lambda: None
         self._identity = identity
         self._exchange = exchange
         self._limit = limit
+        self._beside = beside
         self._most_spare = min(_MOST_SPARE_BYTES, limit // _SPARE_PART)
         self._prefix = secrets.token_hex(8)
         self._numbers = itertools.count()
@@ -294,9 +298,9 @@ class PieceFiles:
         """Raises:
         OSError: the exchange has no room for so much.
         """
-        taken = bytes_below(self._folder().parent)
-        if taken + n_bytes > self._limit:
-            raise OSError(errno.ENOSPC, f"the exchange has {taken} of {self._limit} bytes")
+        taken, limit = bytes_below(self._folder().parent), self._limit - self._beside()
+        if taken + n_bytes > limit:
+            raise OSError(errno.ENOSPC, f"the exchange has {taken} of {limit} bytes")
 
     def _new_name(self) -> str:
         return f"{REUSED}{self._prefix}-{next(self._numbers)}"

@@ -70,7 +70,8 @@ class Tiers(Generic[S]):
         self._counts = Counts()
         self._reads: Reads[S] = Reads()
         self.exchange: Exchange[S] = Exchange(disk, disk_bytes, self.files, self._reads)
-        self.pieces = PieceFiles(identity, disk.exchange_path if disk is not None else None, disk_bytes)
+        exchange = disk.exchange_path if disk is not None else None
+        self.pieces = PieceFiles(identity, exchange, disk_bytes, lambda: self.files.in_memory_bytes)
         # Scopes that were cleared before all files were known.
         self._cleared_early: set[str] = set()
         self.preempted_bytes = 0
