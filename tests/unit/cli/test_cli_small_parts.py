@@ -10,6 +10,7 @@ import pytest
 from inferflux.cli.ask.chat import Conversation
 from inferflux.cli.ask.generation import assistant_message, user_message
 from inferflux.cli.reach.errors import CommandError
+from inferflux.cli.show.rows import bytes_words
 from inferflux.cli.stack.backoff import FIRST_S, LONGEST_S, STABLE_S, Backoff
 from inferflux.cli.stack.follow import LogTail
 from inferflux.cli.stack.options import find_model
@@ -114,3 +115,11 @@ def test_a_reset_keeps_the_system_message() -> None:
     conversation.remember([user_message("one?"), assistant_message("two!")])
     conversation.reset()
     assert [message.role for message in conversation.ask([user_message("new?")])] == ["system", "user"]
+
+
+@pytest.mark.parametrize(
+    ("n", "shown"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1015 << 20, "1015 MiB"), (3 << 29, "1.5 GiB")],
+)
+def test_bytes_are_shown_without_an_exponent(n: int, shown: str) -> None:
+    assert bytes_words(n) == shown

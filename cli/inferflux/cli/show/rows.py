@@ -79,6 +79,10 @@ def scaled(value: int, step: int, units: Sequence[str]) -> str:
     left = float(value)
     for unit in units[:-1]:
         if left < step:
-            return f"{left:.3g}{unit}"
+            return f"{_three_digits(left)}{unit}"
         left /= step
-    return f"{left:.3g}{units[-1]}"
+    return f"{_three_digits(left)}{units[-1]}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"  # 1,010 KiB, not 1.01e+03
