@@ -23,18 +23,18 @@ _SIZE = (33, 33)
 def _arm() -> None:
     from inferflux.worker.engine.step.core import Engine
 
-    step = Engine.step
+    compute = Engine.compute
     started: dict[tuple[str, int], int] = {}
 
     def kill(self: Engine) -> None:
-        step(self)
+        compute(self)
         for sequence in self.running.values():
             if _MARK in sequence.key:
                 first = started.setdefault((sequence.key, sequence.epoch), sequence.generated)
                 if sequence.generated - first >= _KILLS_AT - 1 and sequence.generated:
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    Engine.step = kill  # type: ignore[method-assign]
+    Engine.compute = kill  # type: ignore[method-assign]
 
 
 def _arm_projector() -> None:

