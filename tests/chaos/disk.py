@@ -75,6 +75,8 @@ def spoil(folder: Path, rng: random.Random) -> int:
 def damage(path: Path, rng: random.Random, *, is_cut: bool) -> None:
     """Cut a file off somewhere, or change a byte."""
     size = path.stat().st_size
+    if not size:  # damaged before
+        return
     at = rng.randrange(size)
     if is_cut:
         os.truncate(path, at)
