@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis.asyncio
+import redis.exceptions
 from harness.servers import ServerProcess, sentinel_command, watched_command
 
 from inferflux.cli.stack.servers import LOOPBACK, free_port
@@ -110,3 +111,17 @@ async def _until(is_so: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(30):
         while not await is_so():  # of another process
             await asyncio.sleep(0.05)
+
+
+async def replicated(client: redis.asyncio.Redis, value: str) -> None:
+    """Set the key `inferflux:{t}:x`; returns when a replica has it."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                pipeline = client.pipeline(transaction=False)
+                pipeline.set("inferflux:{t}:x", value)
+                pipeline.execute_command("WAIT", 1, 500)
+                if (await pipeline.execute())[1]:
+                    return
+            except (redis.exceptions.RedisError, OSError):
+                await asyncio.sleep(0.05)

@@ -61,6 +61,14 @@ def next_token(tokens: list[int]) -> int:
     return zlib.crc32(bytes(tokens)) % VOCABULARY
 
 
+def answer_to(prompt: list[int], n: int) -> list[int]:
+    """The first `n` tokens that it answers to a prompt."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + n:
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
 def repetitive(tokens: list[int]) -> int:
     """What a model says that goes on after two tokens as it did before, most of the time."""
     return zlib.crc32(bytes([*tokens[-2:], len(tokens) // 23])) % 3
@@ -461,6 +469,10 @@ class WorkerHalves(Generic[E]):
 
     def heartbeats(self) -> int:
         return sum(subject.endswith(".status") for subject, _ in self._bus.published)
+
+    def emitted(self, request_id: str) -> list[int]:
+        """The tokens that a request has got."""
+        return [token for chunk in self.chunks(request_id) for token in chunk.token_ids]
 
     def chunks(self, request_id: str) -> list[tokens_pb2.TokenChunk]:
         return [

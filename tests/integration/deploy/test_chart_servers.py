@@ -21,6 +21,7 @@ from harness.chart_release import Release, lay_out
 from harness.deploy import ROOT
 from harness.helm import needs_helm
 from harness.nats_cluster import NatsCluster
+from harness.redis_sentinel import replicated
 from harness.servers import ServerProcess
 
 from inferflux.cli.stack.cert_files import ca_file
@@ -107,20 +108,6 @@ class ValkeyFleet:
                     await asyncio.sleep(0.05)
 
 
-async def copied(client: redis.asyncio.Redis, value: str) -> None:
-    """Return when a replica has it."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                pipeline = client.pipeline(transaction=False)
-                pipeline.set("inferflux:{t}:x", value)
-                pipeline.execute_command("WAIT", 1, 500)
-                if (await pipeline.execute())[1]:
-                    return
-            except (redis.exceptions.RedisError, OSError):
-                await asyncio.sleep(0.05)
-
-
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[ValkeyFleet]:
     made = ValkeyFleet(tmp_path)
@@ -135,7 +122,7 @@ async def test_who_is_the_primary_outlives_a_restart_with_new_passwords(fleet: V
     fleet.give(first)
     fleet.start()
     client = store.connect(first.files("policy")["redis.url"])
-    await copied(client, "before")
+    await replicated(client, "before")
     await fleet.know_each_other(first)
     fleet.processes["r-inferflux-valkey-0"].kill()
     promoted = fleet.places["r-inferflux-valkey-1"][1]
@@ -143,7 +130,7 @@ async def test_who_is_the_primary_outlives_a_restart_with_new_passwords(fleet: V
         while (await fleet.told(first))["port"] != promoted:
             await asyncio.sleep(0.05)
     fleet.processes["r-inferflux-valkey-0"].start()
-    await copied(client, "after")
+    await replicated(client, "after")
     await client.aclose()
     fleet.kill()
     fleet.give(second)
@@ -151,7 +138,7 @@ async def test_who_is_the_primary_outlives_a_restart_with_new_passwords(fleet: V
     assert (await fleet.told(second))["port"] == promoted
     client = store.connect(second.files("policy")["redis.url"])
     assert await client.get("inferflux:{t}:x") == b"after"
-    await copied(client, "with new passwords")
+    await replicated(client, "with new passwords")
     await client.aclose()
     address, port = fleet.places["r-inferflux-valkey-1"]
     user, _, rest = first.files("policy")["redis.url"].partition("://")[2].partition(":")

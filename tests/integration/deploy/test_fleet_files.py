@@ -13,6 +13,7 @@ import redis.asyncio
 import redis.exceptions
 from harness.deploy import ROOT
 from harness.nats_cluster import NatsCluster
+from harness.redis_sentinel import replicated
 from harness.servers import ServerProcess
 
 from inferflux.cli.stack.servers import free_port, nats_command, valkey_command
@@ -86,20 +87,6 @@ def fleet(tmp_path: Path, access: Path) -> Iterator[Fleet]:
         made.kill()
 
 
-async def written(client: redis.asyncio.Redis, value: str) -> None:
-    """Return when a replica has it."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                pipeline = client.pipeline(transaction=False)
-                pipeline.set("inferflux:{t}:x", value)
-                pipeline.execute_command("WAIT", 1, 500)
-                if (await pipeline.execute())[1]:
-                    return
-            except (redis.exceptions.RedisError, OSError):
-                await asyncio.sleep(0.05)
-
-
 async def primary(access: Path, fleet: Fleet) -> int:
     """The port of what sentinels call the primary."""
     password = (access / "sentinel/health.password").read_text()
@@ -112,20 +99,20 @@ async def test_a_replica_takes_over_and_stays_the_primary_over_a_restart_of_all(
     fleet: Fleet, access: Path
 ) -> None:
     client = store.connect((access / "policy/redis.url").read_text())
-    await written(client, "first")
+    await replicated(client, "first")
     fleet.servers[0].kill()
     async with asyncio.timeout(60):
         while await primary(access, fleet) != fleet.servers[1].port:
             await asyncio.sleep(0.05)
     fleet.servers[0].start()
-    await written(client, "second")
+    await replicated(client, "second")
     await client.aclose()
     fleet.kill()
     fleet.start()
     client = store.connect((access / "policy/redis.url").read_text())
     assert await primary(access, fleet) == fleet.servers[1].port
     assert await client.get("inferflux:{t}:x") == b"second"
-    await written(client, "third")
+    await replicated(client, "third")
     await client.aclose()
 
 

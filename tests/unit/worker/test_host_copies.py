@@ -17,7 +17,7 @@ from harness.kv_states import IDENTITY, is_whole, state_of
 from harness.long_lists import long_lists
 from harness.profiles import examples
 from harness.worker import batch_item, resume_item
-from harness.worker_world import WorkerWorld, next_token
+from harness.worker_world import WorkerWorld, answer_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,17 +61,6 @@ def item(request_id: str, prompt: list[int] = PROMPT, *, scope: str = "") -> wor
     return made
 
 
-def answer_to(prompt: list[int]) -> list[int]:
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + ANSWER:
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-def emitted(world: WorkerWorld, request_id: str) -> list[int]:
-    return [token for chunk in world.chunks(request_id) for token in chunk.token_ids]
-
-
 def run_out(world: WorkerWorld) -> int:
     """Let everything that runs end; returns the tokens that were prefilled."""
     prefilled = 0
@@ -87,13 +76,13 @@ def run_out(world: WorkerWorld) -> int:
 def preempted(world: WorkerWorld, request_id: str = "a", *, scope: str = "") -> list[int]:
     """Have a request computed, and evicted for another one, which ends; returns what it has generated."""
     assert not world.submit(item(request_id, scope=scope)).refused
-    while len(emitted(world, request_id)) < 4:
+    while len(world.emitted(request_id)) < 4:
         world.settle()
     run = world.runs[request_id]
     wanted = worker_pb2.Deschedule(tenant="t", request_id=request_id, epoch=1, run=run)
     assert not world.submit(item(f"{request_id}-other", [1, 2, 3]), deschedule=(wanted,)).refused
     run_out(world)
-    return emitted(world, request_id)
+    return world.emitted(request_id)
 
 
 def resume(world: WorkerWorld, request_id: str = "a") -> int:
@@ -150,7 +139,7 @@ def test_a_request_that_was_preempted_when_its_engine_was_killed_goes_on_where_i
     after = world_of(root)
     after.submit(going_on(generated))
     assert run_out(after) == 1
-    assert emitted(after, "a") == answer_to(PROMPT)[len(generated) :]
+    assert after.emitted("a") == answer_to(PROMPT, ANSWER)[len(generated) :]
     after.engine.close()
     assert [*root.parent.iterdir()] == []
 
@@ -160,10 +149,10 @@ def test_a_worker_that_lives_goes_on_with_it_as_well(root: Path) -> None:
     generated = preempted(before)
     after.submit(going_on(generated))
     after.settle()
-    assert emitted(after, "a") == []  # it lives
+    assert after.emitted("a") == []  # it lives
     kill(disk_of(before))
     assert run_out(after) == 1
-    assert emitted(after, "a") == answer_to(PROMPT)[len(generated) :]
+    assert after.emitted("a") == answer_to(PROMPT, ANSWER)[len(generated) :]
     after.engine.close()
 
 
@@ -180,7 +169,7 @@ def test_cold_prefixes_of_a_killed_engine_serve_new_requests_of_their_scope_alon
     after.submit(item("own", longer))
     assert run_out(after) <= len(longer) - len(PROMPT) + 1
     for request_id in ("foreign", "own"):
-        assert emitted(after, request_id) == answer_to(longer)
+        assert after.emitted(request_id) == answer_to(longer, ANSWER)
     after.engine.close()
     assert [*root.parent.iterdir()] == []
 
@@ -246,7 +235,7 @@ def test_its_file_goes_when_a_state_leaves_host_memory(root: Path) -> None:
     resume(world)
     written(world)
     assert len(files(root)) == n_other
-    assert emitted(world, "a") == answer_to(PROMPT)
+    assert world.emitted("a") == answer_to(PROMPT, ANSWER)
     world.engine.clear_cache(engine_pb2.EngineClearCache(clear=scheduler_pb2.ClearCache(tiers=True)))
     written(world)
     assert files(root) == []
@@ -287,7 +276,7 @@ def test_without_room_in_shared_memory_host_memory_does(
     assert world.engine._tiers.take_error() == ""
     assert disk_of(world).can_write(SIZE)  # others may be written
     assert resume(world) == 0
-    assert emitted(world, "a") == answer_to(PROMPT)
+    assert world.emitted("a") == answer_to(PROMPT, ANSWER)
     world.engine.close()
 
 

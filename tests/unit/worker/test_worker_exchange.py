@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness.kv_states import IDENTITY, state_of
 from harness.worker import batch_item
-from harness.worker_world import WorkerWorld, next_token
+from harness.worker_world import WorkerWorld, answer_to
 
 from inferflux.v1 import worker_pb2
 from inferflux.worker.engine.tiers import claims
@@ -55,19 +55,8 @@ def taken_over(
     return made
 
 
-def answer_to(prompt: list[int]) -> list[int]:
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + ANSWER:
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-def emitted(world: WorkerWorld, request_id: str) -> list[int]:
-    return [token for chunk in world.chunks(request_id) for token in chunk.token_ids]
-
-
 def run_until(world: WorkerWorld, *request_ids: str, n: int) -> None:
-    while any(len(emitted(world, request_id)) < n for request_id in request_ids):
+    while any(len(world.emitted(request_id)) < n for request_id in request_ids):
         world.settle()
 
 
@@ -75,7 +64,7 @@ def begun(world: WorkerWorld, request_id: str) -> list[int]:
     """Have a request run for a while; returns what it has generated."""
     world.submit(item(request_id, PROMPT))
     run_until(world, request_id, n=4)
-    return emitted(world, request_id)
+    return world.emitted(request_id)
 
 
 def run_out(world: WorkerWorld) -> int:
@@ -121,7 +110,7 @@ def test_a_request_that_moves_is_not_computed_again(root: Path) -> None:
     assert before.status().residents == []
     after.submit(taken_over("a", PROMPT, generated))
     assert run_out(after) == 1
-    assert emitted(after, "a") == answer_to(PROMPT)[len(generated) :]
+    assert after.emitted("a") == answer_to(PROMPT, ANSWER)[len(generated) :]
     assert files(root) == ["1"]  # it is in host memory, and its file the copy of it
     for world in (before, after):
         world.engine.close()
@@ -133,10 +122,10 @@ def test_the_state_may_come_after_the_request(root: Path) -> None:
     generated = begun(before, "a")
     after.submit(taken_over("a", PROMPT, generated))
     after.settle()
-    assert emitted(after, "a") == []
+    assert after.emitted("a") == []
     drop(before, "a", leaves_state=True)
     assert run_out(after) == 1
-    assert emitted(after, "a") == answer_to(PROMPT)[len(generated) :]
+    assert after.emitted("a") == answer_to(PROMPT, ANSWER)[len(generated) :]
     for world in (before, after):
         world.engine.close()
 
@@ -148,7 +137,7 @@ def test_each_of_several_that_begin_alike_finds_its_own(root: Path) -> None:
     for slot, (request_id, prompt) in enumerate(prompts.items()):
         before.submit(item(request_id, prompt, slot=slot))
     run_until(before, *prompts, n=4)
-    generated = {request_id: emitted(before, request_id) for request_id in prompts}
+    generated = {request_id: before.emitted(request_id) for request_id in prompts}
     drop(before, "a", leaves_state=True)
     for slot, (request_id, prompt) in enumerate(prompts.items()):
         after.submit(taken_over(request_id, prompt, generated[request_id], slot=slot))
@@ -156,7 +145,7 @@ def test_each_of_several_that_begin_alike_finds_its_own(root: Path) -> None:
     drop(before, "b", leaves_state=True)
     assert run_out(after) <= 2  # one token of each; that of the first may have come already
     for request_id, prompt in prompts.items():
-        assert emitted(after, request_id) == answer_to(prompt)[len(generated[request_id]) :]
+        assert after.emitted(request_id) == answer_to(prompt, ANSWER)[len(generated[request_id]) :]
     for world in (before, after):
         world.engine.close()
 
@@ -167,7 +156,7 @@ def test_a_request_whose_state_never_comes_is_computed_again(root: Path) -> None
     drop(before, "a", leaves_state=False)
     after.submit(taken_over("a", PROMPT, generated))
     assert run_out(after) == len(PROMPT) + len(generated)
-    assert emitted(after, "a") == answer_to(PROMPT)[len(generated) :]
+    assert after.emitted("a") == answer_to(PROMPT, ANSWER)[len(generated) :]
     for world in (before, after):
         world.engine.close()
 
@@ -180,14 +169,14 @@ def test_a_drained_engine_leaves_every_request_and_nothing_else(root: Path) -> N
     for slot, (request_id, prompt) in enumerate(prompts.items()):
         before.submit(item(request_id, prompt, slot=slot))
     run_until(before, *prompts, n=3)
-    generated = {request_id: emitted(before, request_id) for request_id in prompts}
+    generated = {request_id: before.emitted(request_id) for request_id in prompts}
     before.engine.flush(10.0, requests_only=True)
     assert files(root) == ["exchange", "exchange"]
     for slot, (request_id, prompt) in enumerate(prompts.items()):
         after.submit(taken_over(request_id, prompt, generated[request_id], slot=slot))
     assert run_out(after) == 2
     for request_id, prompt in prompts.items():
-        assert emitted(after, request_id) == answer_to(prompt)[len(generated[request_id]) :]
+        assert after.emitted(request_id) == answer_to(prompt, ANSWER)[len(generated[request_id]) :]
     for world in (before, after):
         world.engine.close()
 
@@ -297,7 +286,7 @@ def test_a_state_that_comes_too_late_is_not_kept(root: Path) -> None:
     before, after = world_of(root), world_of(root)
     before.submit(item("a", PROMPT))
     run_until(before, "a", n=4)
-    after.submit(taken_over("a", PROMPT, emitted(before, "a")))
+    after.submit(taken_over("a", PROMPT, before.emitted("a")))
     after.ahead_s += 1  # and no longer
     assert run_out(after) >= len(PROMPT)
     drop(before, "a", leaves_state=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from harness.kv_states import IDENTITY
 from harness.worker import batch_item
-from harness.worker_world import WorkerWorld, next_token
+from harness.worker_world import WorkerWorld, answer_to
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,8 +99,8 @@ class Side(WorkerWorld):
             files.wait_for_writes(20)
             time.sleep(min(self.engine.idle_s() or 0, 0.001))
 
-    def emitted(self, name: str = "a") -> list[int]:
-        return [token for chunk in self.chunks(name) for token in chunk.token_ids]
+    def emitted(self, request_id: str = "a") -> list[int]:
+        return super().emitted(request_id)
 
     def leaks_nothing(self) -> None:
         """Check it once no request is here."""
@@ -149,13 +149,6 @@ def going_on(generated: list[int], prompt: list[int] = PROMPT) -> worker_pb2.Bat
     return made
 
 
-def answer_to(prompt: list[int]) -> list[int]:
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + ANSWER:
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
 def begun(side: Side, n: int = 2) -> None:
     """Have a request run for a while."""
     side.submit(item())
@@ -190,7 +183,7 @@ def goes_on(source: Side, target: Side) -> None:
     carried(source, target)
     target.submit(going_on(source.emitted()))
     target.until(lambda: not target.table.has_running)
-    assert source.emitted() + target.emitted() == answer_to(PROMPT)
+    assert source.emitted() + target.emitted() == answer_to(PROMPT, ANSWER)
     assert target.prefilled == 1
     for side in (source, target):
         side.leaks_nothing()
@@ -267,7 +260,7 @@ def test_an_export_that_is_not_read_ends_and_its_request_goes_on(sides: tuple[Si
     source.until(lambda: source.pieces[-1].is_last)
     assert source.pieces[-1].error == "no piece was read for 10 s"
     source.until(lambda: not source.table.has_running)
-    assert source.emitted() == answer_to(PROMPT)
+    assert source.emitted() == answer_to(PROMPT, ANSWER)
     source.leaks_nothing()
 
 
@@ -406,7 +399,7 @@ def test_a_prefix_leaves_from_host_memory(sides: tuple[Side, Side]) -> None:
     carried(source, target)
     target.submit(going_on([]))
     target.until(lambda: not target.table.has_running)
-    assert target.emitted() == answer_to(PROMPT)
+    assert target.emitted() == answer_to(PROMPT, ANSWER)
     assert target.prefilled == 1
     for side in sides:
         side.leaks_nothing()
@@ -474,7 +467,7 @@ def test_what_is_cached_already_does_not_come_again(sides: tuple[Side, Side], is
     target.prefilled = 0
     target.submit(going_on(source.emitted()))
     target.until(lambda: not target.table.has_running)
-    assert source.emitted() + target.emitted() == answer_to(PROMPT)
+    assert source.emitted() + target.emitted() == answer_to(PROMPT, ANSWER)
     assert (target.prefilled == 1) is not is_evicted
     if is_evicted:
         assert "it begins at 40, and 0 tokens are here" in target.imported[-1].error
@@ -527,7 +520,7 @@ def test_a_piece_that_its_request_does_not_need_counts_as_taken(
     may_read.set()
     assert told[-1:] == [(last.n_past, "")]
     target.until(lambda: not target.table.has_running)
-    assert source.emitted()[:1] + target.emitted() == answer_to(PROMPT)
+    assert source.emitted()[:1] + target.emitted() == answer_to(PROMPT, ANSWER)
 
 
 def test_a_wait_for_the_last_piece_is_of_the_time_for_copies(sides: tuple[Side, Side]) -> None:
@@ -545,7 +538,7 @@ def test_a_wait_for_the_last_piece_is_of_the_time_for_copies(sides: tuple[Side, 
     may_read.set()
     assert left_s < 0.1
     target.until(lambda: not target.table.has_running)
-    assert source.emitted() + target.emitted() == answer_to(PROMPT)
+    assert source.emitted() + target.emitted() == answer_to(PROMPT, ANSWER)
 
 
 def test_what_comes_for_a_request_is_evicted_after_what_no_request_waits_for(
@@ -589,7 +582,7 @@ def test_a_folder_that_is_gone_ends_the_export_alone(sides: tuple[Side, Side], r
     assert source.pieces[0].is_last
     assert source.pieces[0].error
     source.until(lambda: not source.table.has_running)
-    assert source.emitted() == answer_to(PROMPT)
+    assert source.emitted() == answer_to(PROMPT, ANSWER)
 
 
 class Shuffle:
@@ -668,7 +661,7 @@ class Shuffle:
         if len(generated) < ANSWER:
             target.submit(going_on(generated, self._prompt))
             target.until(lambda: not target.table.has_running)
-        assert generated + target.emitted() == answer_to(self._prompt)
+        assert generated + target.emitted() == answer_to(self._prompt, ANSWER)
         for side in (source, target):
             for _ in range(4):
                 side.ahead_s += 31

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness.kv_states import IDENTITY, state_of
 from harness.worker import batch_item, resume_item
-from harness.worker_world import WorkerWorld, next_token
+from harness.worker_world import WorkerWorld, answer_to
 
 from inferflux.v1 import engine_pb2, generation_pb2, scheduler_pb2, worker_pb2
 from inferflux.worker.engine.kv.envelope import Envelope, Identity
@@ -46,17 +46,6 @@ def item(request_id: str, *, prompt: list[int], slot: int = 0, scope: str = "") 
     made = batch_item(request_id, model="m", prompt=prompt, max_tokens=10, slot=slot)
     made.request.cache_scope = scope
     return made
-
-
-def answer_to(prompt: list[int]) -> list[int]:
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + 10:
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-def emitted(world: WorkerWorld, request_id: str) -> list[int]:
-    return [token for chunk in world.chunks(request_id) for token in chunk.token_ids]
 
 
 def found_of(world: WorkerWorld, request_id: str) -> tuple[int, generation_pb2.CacheTier.ValueType]:
@@ -99,7 +88,7 @@ def run_out(world: WorkerWorld) -> int:
 def leave_behind(world: WorkerWorld, request_id: str, *, scope: str = "") -> None:
     """Have a request computed, preempted, evicted, and cancelled."""
     world.submit(item(request_id, prompt=PROMPT, scope=scope))
-    while not emitted(world, request_id):
+    while not world.emitted(request_id):
         world.settle()
     preempt(world, request_id, item(f"{request_id}-other", prompt=[1, 2, 3]))
     run_out(world)
@@ -112,10 +101,10 @@ def test_what_a_cancelled_request_left_in_host_memory_serves_the_next_one() -> N
     leave_behind(world, "a")
     world.submit(item("b", prompt=[*PROMPT, 5, 6]))
     assert run_out(world) == 2
-    assert emitted(world, "b") == answer_to([*PROMPT, 5, 6])
+    assert world.emitted("b") == answer_to([*PROMPT, 5, 6], 10)
     world.submit(item("c", prompt=[*PROMPT[:40], 1]))
     assert run_out(world) == 1
-    assert emitted(world, "c") == answer_to([*PROMPT[:40], 1])
+    assert world.emitted("c") == answer_to([*PROMPT[:40], 1], 10)
 
 
 def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_host_memory() -> None:
@@ -125,7 +114,7 @@ def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_host_memory() -> N
         assert run_out(world) == 61
     world.submit(item("again", prompt=[1, *PROMPT]))
     assert run_out(world) == 1
-    assert emitted(world, "again") == answer_to([1, *PROMPT])
+    assert world.emitted("again") == answer_to([1, *PROMPT], 10)
     assert found_of(world, "again") == (60, generation_pb2.CACHE_TIER_HOST)
     world.submit(item("once-more", prompt=[1, *PROMPT]))
     assert run_out(world) == 1
@@ -142,8 +131,8 @@ def test_a_prefix_that_leaves_the_kv_cache_before_its_request_begins_is_restored
         assert run_out(world) == len(prompt)
     world.submit(item("long", prompt=long), item("again", prompt=[1, *PROMPT], slot=1))
     assert run_out(world) == len(long) + 1
-    assert emitted(world, "long") == answer_to(long)
-    assert emitted(world, "again") == answer_to([1, *PROMPT])
+    assert world.emitted("long") == answer_to(long, 10)
+    assert world.emitted("again") == answer_to([1, *PROMPT], 10)
     (chunk,) = [c for c in world.chunks("again") if c.HasField("finished")]
     assert chunk.finished.usage.cached_prompt_tokens == 60
 
@@ -154,7 +143,7 @@ def test_a_prefix_that_is_found_and_cannot_be_restored_is_not_told_as_cached() -
     world.cache.loses_states = True
     world.submit(item("b", prompt=[*PROMPT, 5, 6]))
     assert run_out(world) == 62
-    assert emitted(world, "b") == answer_to([*PROMPT, 5, 6])
+    assert world.emitted("b") == answer_to([*PROMPT, 5, 6], 10)
     assert found_of(world, "b") == (0, generation_pb2.CACHE_TIER_UNSPECIFIED)
 
 
@@ -183,7 +172,7 @@ def test_a_cached_prefix_that_leaves_the_kv_cache_serves_from_disk(tmp_path: Pat
     disk.flush()
     world.submit(item("again", prompt=[1, *PROMPT, 4]))
     assert run_out(world) == 1
-    assert emitted(world, "again") == answer_to([1, *PROMPT, 4])
+    assert world.emitted("again") == answer_to([1, *PROMPT, 4], 10)
     world.engine.close()
 
 
@@ -192,7 +181,7 @@ def test_another_scope_computes_for_itself() -> None:
     leave_behind(world, "a", scope="one")
     world.submit(item("b", prompt=PROMPT, scope="two"))
     assert run_out(world) == len(PROMPT)
-    assert emitted(world, "b") == answer_to(PROMPT)
+    assert world.emitted("b") == answer_to(PROMPT, 10)
 
 
 def test_how_much_of_a_prompt_was_restored_is_reported() -> None:
@@ -212,14 +201,14 @@ def test_a_preempted_request_that_host_memory_has_no_room_for_goes_on_from_disk(
     disk = Disk(tmp_path, IDENTITY)
     world = world_of(host_bytes=0, disk=disk)
     world.submit(item("a", prompt=PROMPT))
-    while not emitted(world, "a"):
+    while not world.emitted("a"):
         world.settle()
     preempt(world, "a", item("b", prompt=[1, 2, 3]))
     run_out(world)
     disk.flush()
     resume(world, "a")
     assert run_out(world) <= 1
-    assert emitted(world, "a") == answer_to(PROMPT)
+    assert world.emitted("a") == answer_to(PROMPT, 10)
     world.engine.close()
 
 
@@ -234,7 +223,7 @@ def test_a_new_engine_goes_on_with_the_files_of_the_last(tmp_path: Path) -> None
     world = world_of(disk=disk)
     world.submit(item("b", prompt=[*PROMPT, 5]))
     assert run_out(world) == 1
-    assert emitted(world, "b") == answer_to([*PROMPT, 5])
+    assert world.emitted("b") == answer_to([*PROMPT, 5], 10)
     world.engine.close()
 
 
@@ -246,7 +235,7 @@ def test_what_is_flushed_at_the_end_serves_the_next_worker(tmp_path: Path) -> No
         run_out(world)
     assert world.model.stats.host.states == 1
     world.submit(item("under-way", prompt=[3, *PROMPT[:30]]))
-    while not emitted(world, "under-way"):
+    while not world.emitted("under-way"):
         world.settle()
     flushed = world.engine.flush(10.0).flushed
     assert flushed.states == 3
@@ -258,7 +247,7 @@ def test_what_is_flushed_at_the_end_serves_the_next_worker(tmp_path: Path) -> No
     for first, prompt in ((1, PROMPT), (2, PROMPT), (3, PROMPT[:30])):
         world.submit(item(f"again-{first}", prompt=[first, *prompt]))
         assert run_out(world) == 1
-        assert emitted(world, f"again-{first}") == answer_to([first, *prompt])
+        assert world.emitted(f"again-{first}") == answer_to([first, *prompt], 10)
     world.engine.close()
 
 
@@ -281,7 +270,7 @@ def test_a_prompt_that_is_kept_but_for_its_end_is_not_copied_again() -> None:
             name = f"{tenant}-{round_}"
             world.submit(item(name, prompt=[tenant, *shared, *rest]))
             assert run_out(world) == (98 if round_ == 0 else 2)
-            assert emitted(world, name) == answer_to([tenant, *shared, *rest])
+            assert world.emitted(name) == answer_to([tenant, *shared, *rest], 10)
     assert world.model.stats.host.states == 2
 
 
@@ -301,13 +290,13 @@ def test_of_a_prefix_that_takes_too_long_to_copy_the_first_part_is_kept() -> Non
     run_out(world)
     world.submit(item("again", prompt=[1, *PROMPT]))
     assert 20 < run_out(world) < 45
-    assert emitted(world, "again") == answer_to([1, *PROMPT])
+    assert world.emitted("again") == answer_to([1, *PROMPT], 10)
 
 
 def test_a_preempted_request_that_takes_too_long_to_copy_computes_the_rest_again() -> None:
     world = world_of()
     world.submit(item("a", prompt=PROMPT))
-    while not emitted(world, "a"):
+    while not world.emitted("a"):
         world.settle()
     have_copies_take(world, 0.4)
     preempt(world, "a", item("b", prompt=[1] * 100))
@@ -316,7 +305,7 @@ def test_a_preempted_request_that_takes_too_long_to_copy_computes_the_rest_again
     run_out(world)
     resume(world, "a")
     assert 25 < run_out(world) < 40
-    assert emitted(world, "a") == answer_to(PROMPT)
+    assert world.emitted("a") == answer_to(PROMPT, 10)
 
 
 @pytest.fixture
@@ -345,15 +334,15 @@ def test_others_go_on_while_a_file_is_read(slow_disk: tuple[Disk, threading.Even
     disk, go_on = slow_disk
     world = world_of(disk=disk, slots=2)
     world.submit(item("waits", prompt=[*PROMPT, 5]), item("other", prompt=[1, 2, 3], slot=1))
-    while len(emitted(world, "other")) < 10:
+    while len(world.emitted("other")) < 10:
         world.settle()
-    assert emitted(world, "other") == answer_to([1, 2, 3])
-    assert emitted(world, "waits") == []
+    assert world.emitted("other") == answer_to([1, 2, 3], 10)
+    assert world.emitted("waits") == []
     assert 0 < (world.engine.idle_s() or 0) < 0.1
     world.settle()
     go_on.set()
     assert run_out(world) == 1
-    assert emitted(world, "waits") == answer_to([*PROMPT, 5])
+    assert world.emitted("waits") == answer_to([*PROMPT, 5], 10)
     world.engine.close()
 
 
@@ -362,10 +351,10 @@ def test_a_read_that_takes_too_long_is_abandoned(slow_disk: tuple[Disk, threadin
     world = world_of(disk=disk)
     world.submit(item("a", prompt=[*PROMPT, 5]))
     world.settle()
-    assert emitted(world, "a") == []
+    assert world.emitted("a") == []
     world.ahead_s += 10
     assert run_out(world) == len(PROMPT) + 1
-    assert emitted(world, "a") == answer_to([*PROMPT, 5])
+    assert world.emitted("a") == answer_to([*PROMPT, 5], 10)
     world.submit(item("b", prompt=[*PROMPT, 6]))  # the disk is not asked meanwhile
     assert run_out(world) == len(PROMPT) + 1
     go_on.set()
@@ -373,7 +362,7 @@ def test_a_read_that_takes_too_long_is_abandoned(slow_disk: tuple[Disk, threadin
     world.settle()
     world.submit(item("c", prompt=[*PROMPT, 7]))
     assert run_out(world) == 1
-    assert emitted(world, "c") == answer_to([*PROMPT, 7])
+    assert world.emitted("c") == answer_to([*PROMPT, 7], 10)
     world.engine.close()
 
 
@@ -389,7 +378,7 @@ def test_a_request_that_is_cancelled_while_its_file_is_read_is_gone(
     go_on.set()
     world.submit(item("b", prompt=[*PROMPT, 6]))
     run_out(world)
-    assert emitted(world, "b") == answer_to([*PROMPT, 6])
+    assert world.emitted("b") == answer_to([*PROMPT, 6], 10)
     status = world.status()
     assert (status.kv_cells_used, len(status.residents)) == (0, 0)
     assert status.state == scheduler_pb2.WORKER_STATE_READY
@@ -400,12 +389,12 @@ def test_a_full_kv_cache_beside_a_read_stops_nothing(slow_disk: tuple[Disk, thre
     disk, go_on = slow_disk
     world = world_of(disk=disk, slots=2)
     world.submit(item("waits", prompt=[*PROMPT, 5]), item("large", prompt=[3] * 115, slot=1))
-    while len(emitted(world, "large")) < 3:
+    while len(world.emitted("large")) < 3:
         world.settle()
     go_on.set()
     run_out(world)
-    assert emitted(world, "waits") == answer_to([*PROMPT, 5])
-    assert emitted(world, "large") == answer_to([3] * 115)
+    assert world.emitted("waits") == answer_to([*PROMPT, 5], 10)
+    assert world.emitted("large") == answer_to([3] * 115, 10)
     world.engine.close()
 
 
@@ -439,7 +428,7 @@ def test_clearing_takes_what_no_request_holds_and_leaves_what_runs_waits_or_is_s
         np.array([*PROMPT, 5], "<i4").tobytes()
     }
     run_out(world)
-    assert emitted(world, "runs") == answer_to([*PROMPT, 5])
+    assert world.emitted("runs") == answer_to([*PROMPT, 5], 10)
 
 
 def test_what_is_cleared_is_computed_again() -> None:
@@ -449,7 +438,7 @@ def test_what_is_cleared_is_computed_again() -> None:
     assert cleared(world).cells == len(PROMPT) + 10
     world.submit(item("b", prompt=[*PROMPT, 5]))
     assert run_out(world) == len(PROMPT) + 1
-    assert emitted(world, "b") == answer_to([*PROMPT, 5])
+    assert world.emitted("b") == answer_to([*PROMPT, 5], 10)
     assert (cleared(world).cells, cleared(world).cells) == (len(PROMPT) + 10, 0)
 
 
@@ -466,7 +455,7 @@ def test_a_preempted_request_keeps_its_state_in_host_memory_when_all_is_cleared(
     run_out(world)
     resume(world, "waits")
     run_out(world)
-    assert emitted(world, "waits") == answer_to([*PROMPT, 5])
+    assert world.emitted("waits") == answer_to([*PROMPT, 5], 10)
 
 
 def test_one_tenants_prefixes_are_cleared_alone() -> None:
@@ -523,19 +512,19 @@ def test_a_worker_goes_on_with_what_a_dead_one_had_put_on_disk(tmp_path: Path) -
     dead_disk = Disk(tmp_path, IDENTITY)
     dead = world_of(host_bytes=0, disk=dead_disk, has_prefix_cache=True, disk_prompt_tokens=32)
     dead.submit(item("lost", prompt=PROMPT))
-    while len(emitted(dead, "lost")) < 3:
+    while len(dead.emitted("lost")) < 3:
         dead.settle()
     other = PROMPT[::-1]
     dead_disk.write(state_of(other, scope="tenant/t"))
     dead_disk.flush()
-    generated = emitted(dead, "lost")
+    generated = dead.emitted("lost")
     disk = Disk(tmp_path, IDENTITY)
     world = world_of(host_bytes=0, disk=disk, has_prefix_cache=True)
     settle_disk(world)
     dead.engine.close()  # and its lock is free, as after a kill
     world.submit(retried("lost", PROMPT, generated))
     assert run_out(world) == len(generated)
-    assert emitted(world, "lost") == answer_to(PROMPT)[len(generated) :]
+    assert world.emitted("lost") == answer_to(PROMPT, 10)[len(generated) :]
     assert [path.parent.name for path in sorted(tmp_path.glob("*/*.kv"))] == ["0", "1"]
     world.engine.close()
 
@@ -545,20 +534,20 @@ def test_what_requests_have_computed_outlives_their_worker(tmp_path: Path) -> No
     dead = world_of(disk=Disk(tmp_path, IDENTITY))
     prompts = {"waits": PROMPT, "runs": PROMPT[::-1]}
     dead.submit(item("waits", prompt=prompts["waits"]))
-    while not emitted(dead, "waits"):
+    while not dead.emitted("waits"):
         dead.settle()
     preempt(dead, "waits", item("runs", prompt=prompts["runs"]))
-    while len(emitted(dead, "runs")) < 3:
+    while len(dead.emitted("runs")) < 3:
         dead.settle()
     dead.engine.hand_over_all(10.0)
     dead.engine.close()
     world = world_of(host_bytes=0, disk=Disk(tmp_path, IDENTITY), has_prefix_cache=True)
     settle_disk(world)
     for request_id, prompt in prompts.items():
-        generated = emitted(dead, request_id)
+        generated = dead.emitted(request_id)
         world.submit(retried(request_id, prompt, generated))
         assert run_out(world) == 1
-        assert emitted(world, request_id) == answer_to(prompt)[len(generated) :]
+        assert world.emitted(request_id) == answer_to(prompt, 10)[len(generated) :]
     world.engine.close()
 
 
@@ -566,7 +555,7 @@ def test_what_requests_have_computed_outlives_their_worker(tmp_path: Path) -> No
 def test_without_a_disk_or_time_nothing_outlives_a_worker(tmp_path: Path, has_disk: bool) -> None:
     world = world_of(disk=Disk(tmp_path, IDENTITY) if has_disk else None)
     world.submit(item("a", prompt=PROMPT))
-    while not emitted(world, "a"):
+    while not world.emitted("a"):
         world.settle()
     world.engine.hand_over_all(0.0 if has_disk else 10.0)
     world.engine.close()
@@ -584,7 +573,7 @@ def test_what_a_living_worker_has_on_disk_is_left_to_it(tmp_path: Path) -> None:
     settle_disk(world)
     world.submit(retried("a", PROMPT, []))
     assert run_out(world) == len(PROMPT)
-    assert emitted(world, "a") == answer_to(PROMPT)
+    assert world.emitted("a") == answer_to(PROMPT, 10)
     assert [path.parent.name for path in tmp_path.glob("*/*.kv")] == ["0"]
     living.engine.close()
     world.engine.close()
@@ -600,10 +589,10 @@ def test_a_worker_that_is_dying_still_is_waited_for(tmp_path: Path) -> None:
     settle_disk(world)
     world.submit(retried("a", PROMPT, []))
     world.settle()
-    assert emitted(world, "a") == []
+    assert world.emitted("a") == []
     dying.close()
     assert run_out(world) == 1
-    assert len(emitted(world, "a")) == 10
+    assert len(world.emitted("a")) == 10
     world.engine.close()
 
 
@@ -629,7 +618,7 @@ def test_a_search_that_takes_too_long_is_not_waited_for(slow_disk: tuple[Disk, t
     disk._searcher.submit(blocked.wait)
     world.submit(retried("a", [*PROMPT[::-1], 5], []))
     world.settle()
-    assert emitted(world, "a") == []
+    assert world.emitted("a") == []
     world.ahead_s += 1
     assert run_out(world) == len(PROMPT) + 1
     blocked.set()
@@ -654,7 +643,7 @@ def test_what_is_found_of_retried_requests_is_counted() -> None:
     world.submit(item("first", prompt=PROMPT))
     run_out(world)
     totals = [0, 0]
-    world.submit(retried("lost", [*PROMPT[:40], 1, 2], answer_to([*PROMPT[:40], 1, 2])[:2]))
+    world.submit(retried("lost", [*PROMPT[:40], 1, 2], answer_to([*PROMPT[:40], 1, 2], 10)[:2]))
     while world.table.has_running:
         world.settle()
         totals[0] += world.model.stats.retried_tokens
@@ -672,7 +661,7 @@ def settle_disk(world: WorkerWorld) -> None:
 def test_a_request_whose_state_leaves_host_memory_is_computed_again() -> None:
     world = world_of()
     world.submit(item("a", prompt=PROMPT))
-    while not emitted(world, "a"):
+    while not world.emitted("a"):
         world.settle()
     preempt(world, "a", item("b", prompt=[1, 2, 3]))
     run_out(world)
@@ -685,7 +674,7 @@ def test_a_request_whose_state_leaves_host_memory_is_computed_again() -> None:
         assert (world.model.host_limit.most, world.model.stats.host.bytes) == (n_bytes, kept)
     resume(world, "a")
     assert run_out(world) > len(PROMPT)
-    assert emitted(world, "a") == answer_to(PROMPT)
+    assert world.emitted("a") == answer_to(PROMPT, 10)
 
 
 def test_a_cached_prefix_that_leaves_host_memory_is_forgotten() -> None:
@@ -696,4 +685,4 @@ def test_a_cached_prefix_that_leaves_host_memory_is_forgotten() -> None:
     assert world.status().swap_bytes == 1
     world.submit(item("b", prompt=[*PROMPT, 5, 6]))
     assert run_out(world) == len(PROMPT) + 2
-    assert emitted(world, "b") == answer_to([*PROMPT, 5, 6])
+    assert world.emitted("b") == answer_to([*PROMPT, 5, 6], 10)

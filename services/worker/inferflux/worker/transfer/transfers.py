@@ -311,7 +311,7 @@ class Transfers:
         self._background.start(self._run(taking, origin, is_told=is_told))
 
     def _supersede(self, key: str, under_way: _UnderWay, why: str) -> None:
-        """End a taking; the one that takes its place alone is told of."""
+        """End a taking. The scheduler is told of the one that takes its place, if any, and of no other."""
         del self._takings[key]
         under_way.taking.end(Failed("superseded", why))
 
